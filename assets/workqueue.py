@@ -66,7 +66,8 @@ def event_queue(database: DatabaseResource) -> dg.ObserveResult:
 
 @check_of(
     EVENT_QUEUE,
-    "Queried by CQL: each item is open, completed, or dead with a dead letter; no closed bucket has unfinished items.",
+    "Queried by CQL: each item is open, completed, cancelled, or dead with a dead letter; no closed bucket has "
+    "unfinished items.",
 )
 def no_item_is_lost(database: DatabaseResource) -> dg.AssetCheckResult:
     """Compare all items with all states."""
@@ -80,6 +81,7 @@ def no_item_is_lost(database: DatabaseResource) -> dg.AssetCheckResult:
             "items": sum(a.items for a in accounts),
             "completed": sum(a.completed for a in accounts),
             "dead": sum(a.dead for a in accounts),
+            "cancelled": sum(a.cancelled for a in accounts),
             "open": sum(a.open for a in accounts),
             "lost": lost,
             "queues_failed": dg.MetadataValue.json(faults),

@@ -37,7 +37,7 @@ from writetime.core.errors import WritetimeError
 from writetime.http.ingress import serve
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 from writetime.servers.process import free_port
-from writetime.workqueue import inspect
+from writetime.workqueue import Worker, inspect
 from writetime.workqueue.queue_tables import QueueTables
 
 SILENT = free_port()
@@ -293,6 +293,9 @@ def test_ready_names_a_missing_topic_and_a_stop(broker: Settings) -> None:
 
 
 ITEMS = "/queues/{queue}/items"
+ITEM = f"{ITEMS}/{{itemId}}"
+PAUSE = "/queues/{queue}/pause"
+ABOUT_ITEMS = [("GET", ITEM), ("DELETE", ITEM), ("PUT", PAUSE), ("DELETE", PAUSE)]
 Call = tuple[str, str, httpx.Response]
 
 
@@ -315,6 +318,28 @@ class Calls:
             self.call(up, "POST", ITEMS, json=body)
         item_id = up.client.post(ITEMS.replace("{queue}", "some jobs"), json={"payload": 1}).json()["itemId"]
         self.call(up, "POST", ITEMS, json={"payload": 2, "itemId": item_id})
+        self.call_about_an_item(up, item_id)
+
+    def call_about_an_item(self, up: Running, item_id: str) -> None:
+        for method, path in ABOUT_ITEMS:
+            self.ask(up, method, path, item_id)
+            self.ask(up, method, path, item_id, key="")
+            self.ask(up, method, path.replace("{queue}", "unknown"), item_id)
+        for path, wait in ((ITEM.replace("{itemId}", "7"), "0"), *((ITEM, wait) for wait in ("x", "-1", "nan", "61"))):
+            self.ask(up, "GET", path, item_id, wait=wait)
+            assert self.made[-1][2].status_code == 400
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(up.client.get, f"/queues/some jobs/items/{item_id}?wait=3")
+            until(lambda: up.app._controls._asking == 1)
+            for method, path in ABOUT_ITEMS:
+                self.ask(up, method, path, item_id)
+            assert waiting.result().json()["status"] == "cancelling"
+
+    def ask(self, ingress: Running, method: str, path: str, item_id: str, **query: str) -> None:
+        """Call about a queue or an item."""
+        address = path.replace("{queue}", "some jobs").replace("{itemId}", item_id)
+        documented = ITEM if "/items/" in path else PAUSE
+        self.made.append((method, documented, ingress.client.request(method, address, params=query)))
 
     def call_one_that_is_cut_off(self, cut_off: Running) -> None:
         """From its broker and its database; a second event comes while one waits."""
@@ -329,6 +354,8 @@ class Calls:
         refused = self.made[-1][2].json()
         assert refused["itemIds"] == []
         assert " id" not in refused["reason"]
+        for method, path in ABOUT_ITEMS:
+            self.ask(cut_off, method, path, str(uuid.uuid4()))
 
     def call_one_without_an_answer(self, unanswered: Running) -> None:
         """Its database does not answer; a second item comes while one waits."""
@@ -435,6 +462,23 @@ def test_items_are_enqueued_over_http(broker: Settings) -> None:
     assert time_limits(broker, queue) == {item_id: None} | {i: n + 0.5 for n, i in enumerate(several.json()["itemIds"])}
     assert metrics["writetime_ingress_items_enqueued_total"] == 42
     assert metrics["writetime_ingress_queue_requests_total/400"] == len(refused)
+
+
+def test_an_item_is_awaited_and_cancelled_and_a_queue_paused_over_http(broker: Settings) -> None:
+    queue = f"http-{uuid.uuid4().hex}"
+    with running(broker) as ingress:
+        client, path = ingress.client, f"/queues/{queue}/items"
+        good, bad = client.post(path, json=[{"payload": n, "key": "k"} for n in (1, 2)]).json()["itemIds"]
+        assert client.put(f"/queues/{queue}/pause").json() == {"paused": True, "changed": True}
+        assert inspect(broker, queue).paused
+        assert client.delete(f"{path}/{bad}").json() == {"itemId": bad, "status": "cancelling", "attempts": 0}
+        assert client.delete(f"/queues/{queue}/pause").json() == {"paused": False, "changed": True}
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(client.get, f"{path}/{good}?wait=60&key=k")
+            assert Worker(broker, {queue: lambda item: [item.payload]}).run(until_idle=True) == {"completed": 1}
+            assert waiting.result().json() == {"itemId": good, "status": "completed", "attempts": 1, "result": [1]}
+        assert client.delete(f"{path}/{good}").json()["status"] == "completed"
+        assert client.get(f"{path}/{bad}").json()["status"] == "cancelled"
 
 
 @pytest.mark.parametrize(("error", "status"), [(OperationTimedOut(), 503), (RuntimeError("a bug"), 500)])

@@ -19,6 +19,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import free_port
+from writetime.workqueue import pause, resume
 
 ITEMS = 60
 
@@ -80,6 +81,25 @@ def lost_answers(stage: Stage) -> None:
     stage.proxy.loss = 0.0
 
 
+def controlled(stage: Stage) -> None:
+    """The queue is paused and resumed, and items are cancelled, while a worker is killed and another one continues."""
+    stage.enqueuer(ITEMS, keys=3)
+    first = stage.worker(work_seconds=0.05)
+    stage.wait_for("effect", 3)
+    pause(stage.settings, stage.queue)
+    time.sleep(stage.settings.workqueue.lease_seconds)
+    begun = len(stage.lines("effect"))
+    time.sleep(1)
+    assert len(stage.lines("effect")) == begun, "a paused queue has begun items"
+    stage.cancel(ITEMS // 6)
+    first.signal(signal.SIGKILL)
+    stage.worker(trap=stage.rng.choice(POINTS), trap_at=stage.rng.randrange(1, 10), work_seconds=0.05)
+    resume(stage.settings, stage.queue)
+    stage.wait_for("trap")
+    stage.worker(work_seconds=0.05)
+    stage.cancel(ITEMS // 6)
+
+
 def bucket_ends(stage: Stage) -> None:
     """Items come while one bucket ends and the next begins, again and again, and a worker is killed meanwhile."""
     stage.enqueuer(ITEMS, pause=0.05)
@@ -115,6 +135,7 @@ FAULTS: dict[str, Callable[[Stage], None]] = {
     "paused often": paused_often,
     "wrong clocks": wrong_clocks,
     "lost answers": lost_answers,
+    "controlled": controlled,
     "bucket ends": bucket_ends,
     "database away": database_away,
     "database killed": database_killed,

@@ -20,10 +20,13 @@ from writetime.workqueue.queue_tables import (
     PAGE_ROWS,
     DeadItem,
     ItemUpdate,
+    Pauses,
     QueueTables,
     ShardRow,
+    ShardRows,
     StateRow,
     Statics,
+    WholeState,
 )
 
 _T = TypeVar("_T")
@@ -69,15 +72,20 @@ class MemoryDatabase:
         self.letters: dict[UUID, DeadItem] = {}
         # Each completion that was applied: item, worker's result.
         self.completions: list[tuple[UUID, str | None]] = []
+        self.cancelled: list[UUID] = []
         self.dropped: set[ItemPartition] = set()
+        self.paused: dict[str, int] = {}
+        self.cancels: dict[ItemPartition, set[UUID]] = {}
+        self.controls: UUID | None = None
         self.faults: list[tuple[str, str, int, str]] = []
 
 
 class MemoryTables(QueueTables):
-    """One worker's way to the database in memory. `paused_until` stops it, in the loop's time."""
+    """One worker's way to the database in memory, to one queue. `paused_until` stops it, in the loop's time."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
+    def __init__(self, database: MemoryDatabase, shards: int = 1, bucket_seconds: int = 3600) -> None:
         self._db = database
+        self._known = shards, bucket_seconds
         self.paused_until = 0.0
         self.lost = 0
 
@@ -109,6 +117,9 @@ class MemoryTables(QueueTables):
 
     async def queue(self, name: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
         return shards, bucket_seconds
+
+    async def known_queue(self, name: str) -> tuple[int, int]:
+        return self._known
 
     async def now(self) -> int:
         return await self._ask(self._now)
@@ -146,6 +157,9 @@ class MemoryTables(QueueTables):
     async def item(self, place: ItemPartition, item_id: UUID) -> Entry:
         return await self._ask(lambda: _fresh(place, self._db.items[place][item_id]))
 
+    async def existing(self, place: ItemPartition, item_ids: Sequence[UUID]) -> set[UUID]:
+        return await self._ask(lambda: self._db.items.get(place, {}).keys() & set(item_ids))
+
     def _between(self, place: ItemPartition, after: UUID, before: UUID) -> list[tuple[UUID, Entry]]:
         rows = self._db.items.get(place, {})
         return sorted((i, e) for i, e in rows.items() if after < i < before) if rows else []
@@ -173,6 +187,7 @@ class MemoryTables(QueueTables):
             self._db.items.pop(place, None)
             self._db.rows.pop(place, None)
             self._db.statics.pop(place, None)
+            self._db.cancels.pop(place, None)
             self._db.registry.pop((place.queue, place.bucket, place.shard), None)
             self._db.dropped.add(place)
 
@@ -202,10 +217,18 @@ class MemoryTables(QueueTables):
                 old = rows.get(change.item_id)
                 kept = change.attempts if change.attempts is not None else old.attempts if old else None
                 rows[change.item_id] = ItemUpdate(
-                    change.item_id, change.status, change.at, kept, change.due, result=change.result
+                    change.item_id,
+                    change.status,
+                    change.at,
+                    kept,
+                    change.due,
+                    error=change.error,
+                    result=change.result,
                 )
                 if change.status is Status.COMPLETED:
                     self._db.completions.append((change.item_id, change.result))
+                if change.status is Status.CANCELLED:
+                    self._db.cancelled.append(change.item_id)
             return True
 
         return await self._ask(act)
@@ -240,8 +263,50 @@ class MemoryTables(QueueTables):
 
         return await self._ask(act)
 
-    async def shards(self, queue: str, *, serial: bool = False) -> dict[int, ShardRow]:
-        return await self._ask(lambda: dict(self._db.shards))
+    async def state(self, place: ItemPartition, item_id: UUID) -> WholeState | None:
+        def act() -> WholeState | None:
+            row = self._db.rows.get(place, {}).get(item_id)
+            return row and WholeState(row.status, row.attempts or 0, row.at, row.error, row.result)
+
+        return await self._ask(act)
+
+    async def pauses(self, queue: str) -> Pauses:
+        def act() -> Pauses:
+            keys = {key: at for key, at in self._db.paused.items() if key}
+            return Pauses(self._db.paused.get(""), keys)
+
+        return await self._ask(act)
+
+    async def pause(self, queue: str, key: str | None) -> bool:
+        now = self._now()
+        return await self._ask(lambda: self._db.paused.setdefault(key or "", now) == now)
+
+    async def resume(self, queue: str, key: str | None) -> bool:
+        return await self._ask(lambda: self._db.paused.pop(key or "", None) is not None)
+
+    async def cancels(self, place: ItemPartition) -> set[UUID]:
+        return await self._ask(lambda: set(self._db.cancels.get(place, ())))
+
+    async def is_cancelled(self, place: ItemPartition, item_id: UUID) -> bool:
+        return await self._ask(lambda: item_id in self._db.cancels.get(place, ()))
+
+    async def insert_cancels(self, place: ItemPartition, item_ids: Sequence[UUID]) -> None:
+        await self._ask(lambda: self._db.cancels.setdefault(place, set()).update(item_ids))
+
+    async def controls(self, queue: str) -> UUID | None:
+        return await self._ask(lambda: self._db.controls)
+
+    async def change_controls(self, queue: str, after: UUID, *, before: UUID | None) -> bool:
+        def act() -> bool:
+            if self._db.controls != before:
+                return False
+            self._db.controls = after
+            return True
+
+        return await self._ask(act)
+
+    async def shards(self, queue: str, *, serial: bool = False) -> ShardRows:
+        return await self._ask(lambda: ShardRows(dict(self._db.shards), self._db.controls))
 
     async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
         def act() -> bool:

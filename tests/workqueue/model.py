@@ -4,11 +4,13 @@ There are two workers, one shard, and two items of one key in one partition. Eac
 may reach the database at any later moment, never, or several times. This is like a write whose answer is lost, and that
 is sent again while the first one is still in flight. There is no time: a worker may take the shard over at any moment,
 and may be paused between any two of its steps for any time, whether it owns the shard or not. So all possible effects
-of leases and clocks are explored.
+of leases and clocks are explored. With `cancels`, anyone may request at any moment that an item is cancelled. A worker
+reads the requests when it opens the partition, and again at any moment. It begins no item that it knows to be
+cancelled, and writes that a begun one is completed or cancelled.
 
-Checked in each state: an item's completion is written once, no write replaces that of a later owner, and the second
-item begins only after the first is finished. Checked at the end: from each reachable state, a state can be reached in
-which both items are finished.
+Checked in each state: an item's end is written once, no write replaces that of a later owner, no item is cancelled
+without a request, and the second item begins only after the first is finished. Checked at the end: from each reachable
+state, a state can be reached in which both items are finished.
 """
 
 from collections import deque
@@ -17,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 ITEMS = 2
-NEW, PROCESSING, DONE = 0, 1, 2
+NEW, PROCESSING, DONE, CANCELLED = 0, 1, 2, 3
+FINAL = (DONE, CANCELLED)
 
 
 class Write(NamedTuple):
@@ -56,6 +59,7 @@ class Worker:
     epoch: int = 0
     op: int = 0
     statuses: tuple[int, ...] = ()
+    requests: frozenset[int] = frozenset()
     waits: Message | None = None
 
 
@@ -68,7 +72,8 @@ class State:
     epoch: int = 0
     op: int = 0
     rows: tuple[int, ...] = (NEW,) * ITEMS
-    completions: tuple[int, ...] = (0,) * ITEMS
+    ends: tuple[int, ...] = (0,) * ITEMS
+    requests: frozenset[int] = frozenset()
     messages: frozenset[Message] = frozenset()
     workers: tuple[Worker, ...] = (Worker(), Worker())
 
@@ -79,6 +84,7 @@ class Rules:
 
     epoch_fence: bool = True
     op_fence: bool = True
+    cancels: bool = False
     epochs: int = 3
 
 
@@ -97,6 +103,10 @@ def steps(state: State, rules: Rules) -> Iterator[State]:
     """Yield every state that may come next."""
     for message in state.messages:
         yield apply(state, message, rules)
+    if rules.cancels:
+        for item in range(ITEMS):
+            if item not in state.requests and state.rows[item] not in FINAL:
+                yield replace(state, requests=state.requests | {item})
     for number, worker in enumerate(state.workers):
         yield from act(state, number, worker, rules)
 
@@ -113,8 +123,8 @@ def apply(state: State, message: Message, rules: Rules) -> State:
         case Write(_, epoch, op, item, status):
             if (not rules.epoch_fence or state.epoch == epoch) and (not rules.op_fence or state.op == op - 1):
                 rows = _set(state.rows, item, status)
-                done = _set(state.completions, item, state.completions[item] + (status == DONE))
-                return replace(state, op=op, rows=rows, completions=done)
+                ends = _set(state.ends, item, state.ends[item] + (status in FINAL))
+                return replace(state, op=op, rows=rows, ends=ends)
     return state
 
 
@@ -152,14 +162,20 @@ def act(state: State, number: int, worker: Worker, rules: Rules) -> Iterator[Sta
                 # It reads the partition again, which may have another epoch than it had.
                 yield now(replace(worker, phase="taken", waits=None))
         case "stamped":
-            yield now(replace(worker, phase="working", statuses=state.rows))
+            yield now(replace(worker, phase="working", statuses=state.rows, requests=state.requests))
         case "working":
-            item = next((i for i, s in enumerate(worker.statuses) if s != DONE), None)
+            item = next((i for i, s in enumerate(worker.statuses) if s not in FINAL), None)
+            if worker.requests != state.requests:
+                yield now(replace(worker, requests=state.requests))
             if item is None:
                 yield now(Worker())
-            else:
-                begun = worker.statuses[item] == PROCESSING and worker.op > 0
-                write = Write(number, worker.epoch, worker.op + 1, item, DONE if begun else PROCESSING)
+                return
+            begun = worker.statuses[item] == PROCESSING and worker.op > 0
+            ends = [(i, CANCELLED) for i in worker.requests if worker.statuses[i] not in FINAL]
+            if begun or item not in worker.requests:
+                ends.append((item, DONE if begun else PROCESSING))
+            for place, status in ends:
+                write = Write(number, worker.epoch, worker.op + 1, place, status)
                 yield now(replace(worker, phase="writing", op=worker.op + 1, waits=write), write)
         case "writing":
             write = worker.waits
@@ -177,12 +193,14 @@ def _set(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
 
 def fault(state: State) -> str | None:
     """Return the fault of a state."""
-    if max(state.completions) > 1:
-        return "an item was completed twice"
+    if max(state.ends) > 1:
+        return "an item was finished twice"
     for item, status in enumerate(state.rows):
-        if state.completions[item] and status != DONE:
-            return "a completed item is no longer completed"
-        if item and status != NEW and state.rows[item - 1] != DONE:
+        if state.ends[item] and status not in FINAL:
+            return "a finished item is no longer finished"
+        if status == CANCELLED and item not in state.requests:
+            return "an item was cancelled that nobody has cancelled"
+        if item and status not in (NEW, CANCELLED) and state.rows[item - 1] not in FINAL:
             return "an item was begun before the one before it was finished"
     return None
 
@@ -199,11 +217,11 @@ def explore(rules: Rules) -> tuple[int, str | None]:
         number = numbers[state]
         if wrong := fault(state):
             return len(numbers), wrong
-        if all(s == DONE for s in state.rows):
+        if all(s in FINAL for s in state.rows):
             finished.append(number)
         for reached in steps(state, rules):
             following = reached
-            if rules == Rules(epochs=rules.epochs):
+            if rules.epoch_fence and rules.op_fence:
                 useless = {m for m in reached.messages if without_effect(reached, m)}
                 following = replace(reached, messages=reached.messages - useless)
             found = numbers.get(following)

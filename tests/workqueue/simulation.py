@@ -2,12 +2,13 @@
 
 The code of enqueuers and workers is real. The database is in memory, and time is that of the event loop, so minutes
 take milliseconds. Requests are lost before, after and while they are applied. Workers are paused for longer than their
-lease, killed and started. Handlers fail, items come late, and buckets end, close and are dropped. Everything follows
-from a seed.
+lease, killed and started. Handlers fail, items come late, and buckets end, close and are dropped. Someone pauses and
+resumes the queue and its keys, and cancels items. Everything follows from a seed.
 """
 
 import asyncio
 import logging
+import math
 import random
 from collections import defaultdict
 from contextlib import suppress
@@ -17,6 +18,8 @@ import click
 
 from tests.workqueue.memory import MemoryDatabase, MemoryTables, VirtualLoop, memory_enqueuer
 from writetime.core.config import Queue, Settings, WorkQueue
+from writetime.core.errors import WritetimeError
+from writetime.workqueue.controls import AsyncControls
 from writetime.workqueue.enqueue import EnqueueUnknown, NewItem
 from writetime.workqueue.items import GiveUp, Item, Status
 from writetime.workqueue.worker_loop import WorkerLoop
@@ -64,6 +67,11 @@ class Simulation:
         self.acknowledged: dict[Any, tuple[str | None, int]] = {}
         self.unknown: set[Any] = set()
         self.begun: list[tuple[str | None, Any, str]] = []
+        # When handlers began and their workers started, with their items; when cancels were acknowledged, with their
+        # answers; and the times within which a key, or the queue (None), was paused.
+        self.times: list[tuple[float, float, str | None, Any]] = []
+        self.cancels: dict[Any, tuple[float, str]] = {}
+        self.pauses: list[tuple[str | None, float, float]] = []
         self.workers = 0
         self.fenced = 0
 
@@ -72,6 +80,7 @@ class Simulation:
         rng = self.rng
         self.start_worker()
         senders = [asyncio.create_task(self.send(n)) for n in range(rng.randrange(1, 4))]
+        senders.append(asyncio.create_task(self.meddle()))
         self.database.loss = rng.choice([0.0, 0.02, 0.15])
         for _ in range(rng.randrange(3, 15)):
             await asyncio.sleep(rng.uniform(0, 4))
@@ -112,8 +121,11 @@ class Simulation:
         self.workers += 1
         name = f"w{self.workers}"
         tables, stop = MemoryTables(self.database), asyncio.Event()
+        now = asyncio.get_running_loop().time
+        started = now()
 
         async def handle(item: Item) -> dict[str, Any]:
+            self.times.append((now(), started, item.key, item.item_id))
             self.begun.append((item.key, item.item_id, f"{name}/{item.attempt}"))
             await asyncio.sleep(self.rng.choice([0, 0.01, 0.2, 3.0]))
             if self.rng.random() < 0.1:
@@ -157,22 +169,47 @@ class Simulation:
             if rng.random() < 0.05:
                 tables.paused_until = asyncio.get_running_loop().time() + rng.uniform(0, 2)
 
+    async def meddle(self) -> None:
+        """Pause, resume and cancel, as an operator would; in the end, nothing is paused."""
+        rng, now, own = self.rng, asyncio.get_running_loop().time, self.settings.workqueue
+        tables = MemoryTables(self.database, own.queue(QUEUE).shards, own.bucket_seconds)
+        controls = AsyncControls(tables, self.settings)
+        for _ in range(rng.randrange(6)):
+            await asyncio.sleep(rng.uniform(0, 5))
+            key = rng.choice([None, "0a", "0b", "1a"])
+            with suppress(WritetimeError):
+                if rng.random() < 0.5 and self.acknowledged:
+                    item_id = rng.choice(list(self.acknowledged))
+                    found = await controls.cancel(QUEUE, item_id, wait_seconds=rng.choice([0.0, 20.0]))
+                    self.cancels.setdefault(item_id, (now(), found.status))
+                else:
+                    await controls.pause(QUEUE, key)
+                    began = now()
+                    await asyncio.sleep(rng.uniform(0, 20))
+                    self.pauses.append((key, began, now()))
+                    with suppress(WritetimeError):
+                        await controls.resume(QUEUE, key)
+        while self.database.paused:
+            with suppress(WritetimeError):
+                await controls.resume(QUEUE, next(iter(self.database.paused)) or None)
+
     def unfinished(self) -> list[Any]:
-        """Acknowledged items that are neither completed nor dead."""
+        """Acknowledged items that are neither completed nor dead nor cancelled."""
         final = {i for rows in self.database.rows.values() for i, c in rows.items() if c.status.final}
         done = {i for i, _ in self.database.completions}
         dead = self.database.letters.keys()
-        gone = {i for i in self.acknowledged if self.database.dropped and i in done | dead}
+        gone = {i for i in self.acknowledged if self.database.dropped and i in done | dead | {*self.database.cancelled}}
         return [i for i in self.acknowledged if i not in final and i not in gone]
 
     def check(self) -> None:
-        """Nothing lost, no completion twice, keys in order."""
+        """Nothing lost, no completion twice, keys in order, and what people asked for done."""
         completed = [i for i, _ in self.database.completions]
         assert len(completed) == len(set(completed)), "an item was completed twice"
         assert set(completed) <= self.acknowledged.keys() | self.unknown, "an item was never sent"
         dead = {i for rows in self.database.rows.values() for i, c in rows.items() if c.status is Status.DEAD}
         assert not dead & set(completed), "an item is completed and dead"
         assert dead <= self.database.letters.keys(), "a dead item has no letter"
+        self.check_controls(set(completed), dead)
         by_key: dict[str, list[int]] = defaultdict(list)
         for item_id in completed:
             key, order = self.acknowledged.get(item_id, (None, 0))
@@ -186,6 +223,21 @@ class Simulation:
         for key in {k for k, _ in counted}:
             orders = [self.acknowledged[i][1] for k, i in counted if k == key and i in self.acknowledged]
             assert orders == sorted(orders), f"items of {key} were begun in the order {orders}"
+
+    def check_controls(self, completed: set[Any], dead: set[Any]) -> None:
+        """No item is cancelled that nobody cancelled, or in vain; workers that start later follow at once."""
+        cancelled = self.database.cancelled
+        assert len(cancelled) == len(set(cancelled)), "an item was cancelled twice"
+        assert not set(cancelled) & (completed | dead), "an item is cancelled, and completed or dead"
+        requested = {item_id for ids in self.database.cancels.values() for item_id in ids}
+        assert set(cancelled) <= requested or self.database.dropped, "nobody has cancelled the item"
+        for item_id, (_, answer) in self.cancels.items():
+            assert answer != "cancelled" or item_id in cancelled, "an item was reported as cancelled, and is not"
+        for at, started, key, item_id in self.times:
+            asked, _ = self.cancels.get(item_id, (math.inf, ""))
+            assert started < asked, "a worker began an item that was cancelled before the worker started"
+            for paused, since, until in self.pauses:
+                assert paused not in (None, key) or not since <= started <= at <= until, "a paused item was begun"
 
 
 def simulate(seed: int) -> Simulation:

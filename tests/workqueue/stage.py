@@ -4,6 +4,7 @@ The checker reads the database and the processes' ledger, and never a worker's c
 completed or dead, each recorded completion must be the one in the database, and items of a key must run in order.
 """
 
+import asyncio
 import json
 import random
 import signal
@@ -16,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 from cassandra.cluster import Session
 
@@ -24,6 +26,8 @@ from tests.support.waiting import PATIENCE_SECONDS
 from tests.workqueue.process import Task
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.workqueue.controls import AsyncControls
+from writetime.workqueue.queue_tables import QueueTables
 
 
 class Worker:
@@ -110,6 +114,15 @@ class Stage:
         """Wait until the ledger has so many lines of a kind."""
         until(lambda: len(self.lines(what)) >= at_least, f"{at_least} times {what}")
 
+    def cancel(self, count: int) -> None:
+        """Cancel some of the acknowledged items, finished or not."""
+        with connect(self.settings) as session, self._ledger.open("a") as ledger:
+            for line in self.rng.sample(self.lines("acknowledged"), count):
+                ledger.write(json.dumps({"what": "cancel", "item": line["item"]}) + "\n")
+                ledger.flush()
+                controls = AsyncControls(QueueTables(session, self.settings), self.settings)
+                asyncio.run(controls.cancel(self.queue, UUID(line["item"])))
+
     def finish(self) -> str:
         """Wait until all that was acknowledged is finished, end the workers, and check; return what was counted."""
         for process in self.processes:
@@ -132,7 +145,7 @@ class Stage:
             query = f"SELECT item_id, status, result FROM {keyspace}.queue_state "
             query += "WHERE queue = %s AND shard = %s AND bucket = %s"
             for state in session.execute(query, [self.queue, row.shard, row.bucket]):
-                if state.status in ("COMPLETED", "DEAD"):
+                if state.status in ("COMPLETED", "DEAD", "CANCELLED"):
                     found[str(state.item_id)] = state
         return found
 
@@ -153,9 +166,12 @@ class Stage:
                 completions[item].add(winners[item])
         twice = {item: by for item, by in completions.items() if len(by) > 1}
         assert not twice, f"completed more than once: {twice}"
+        cancelled = {item for item, state in found.items() if state.status == "CANCELLED"}
+        assert not cancelled & completions.keys(), "items are completed and cancelled"
+        assert cancelled <= {line["item"] for line in self.lines("cancel")}, "items are cancelled that nobody cancelled"
         self._check_order(acknowledged, winners)
-        effects = len(self.lines("effect"))
-        return f"{len(acknowledged)} acknowledged, {len(unknown)} unknown, {len(winners)} completed, {effects} effects"
+        counts = f"{len(winners)} completed, {len(cancelled)} cancelled, {len(self.lines('effect'))} effects"
+        return f"{len(acknowledged)} acknowledged, {len(unknown)} unknown, {counts}"
 
     def _check_order(self, acknowledged: dict[str, Any], winners: dict[str, tuple[str, int]]) -> None:
         """Effects that count, in the order in which they began, are in the order in which the items were sent."""

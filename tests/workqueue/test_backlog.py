@@ -25,7 +25,9 @@ class Limits:
 
 
 class Run:
-    """Adds items to a backlog by and by, and runs what it returns; some items fail once."""
+    """Adds items to a backlog by and by, and runs what it returns; some items fail once. Some are withdrawn, and keys
+    or all are paused for a while.
+    """
 
     def __init__(self, drawn: list[tuple[str | None, int, bool]], limits: Limits, seed: int) -> None:
         self.rng, ids = random.Random(seed), IdMaker()
@@ -36,10 +38,14 @@ class Run:
         self.now = self.begun = 0
         self.running: list[Entry] = []
         self.finished: list[Entry] = []
+        self.withdrawn: list[Entry] = []
+        self.paused: set[str] = set()
+        self.all_paused = False
 
     def step(self) -> None:
         while self.waiting and self.rng.random() < 0.5:
             self.backlog.add(self.waiting.pop(0), self.now)
+        self.control()
         self.begin()
         if self.running and self.rng.random() < 0.7:
             self.end(self.running.pop(self.rng.randrange(len(self.running))))
@@ -49,10 +55,25 @@ class Run:
         else:
             self.now = max(self.now, due) + self.rng.randrange(2)
 
+    def control(self) -> None:
+        """Pause or resume something, or withdraw an item that was added; now and then."""
+        if self.rng.random() < 0.05:
+            self.all_paused = self.rng.random() < 0.3
+            self.paused = {key for key in "abc" if self.rng.random() < 0.3}
+            self.backlog.pause(self.paused, self.now, everything=self.all_paused)
+        if self.rng.random() < 0.02:
+            chosen = {i for i in self.fails if self.rng.random() < 0.1}
+            waiting = chosen - {e.item_id for e in [*self.waiting, *self.running, *self.finished, *self.withdrawn]}
+            found = self.backlog.withdraw(chosen, self.now)
+            assert {e.item_id for e in found} == waiting
+            self.withdrawn += found
+
     def begin(self) -> None:
         """Begin some items, which are due, and no more than may run at once."""
         for entry in self.backlog.take(self.now, self.rng.randrange(1, 5)):
             assert entry.due <= self.now
+            assert not self.all_paused
+            assert entry.key not in self.paused
             self.running.append(entry)
             self.begun += 1
         assert self.limits.concurrency is None or len(self.running) <= self.limits.concurrency
@@ -85,10 +106,10 @@ def test_all_run_in_the_order_of_their_keys_and_within_limits(
 ) -> None:
     run = Run(drawn, limits, seed)
     for _ in range(2000):
-        if len(run.finished) == len(drawn):
+        if len(run.finished) + len(run.withdrawn) == len(drawn):
             break
         run.step()
-    assert len(run.finished) == len(drawn)
+    assert len(run.finished) + len(run.withdrawn) == len(drawn)
     assert (run.backlog.waiting, run.backlog.running) == (0, 0)
     if limits.key_concurrency == 1:
         for key in "abc":

@@ -22,6 +22,7 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.servers.process import free_port
 from writetime.workqueue import dead_items
+from writetime.workqueue.inspect import Account, inspecting
 from writetime.workqueue.queue_tables import END_OF_TIME, DeadItem
 
 HANDLER = """
@@ -76,7 +77,7 @@ def test_a_dead_letter_of_any_time_is_listed(monkeypatch: pytest.MonkeyPatch, de
 
 
 @contextmanager
-def working(jobs: str, folder: Path) -> Iterator[None]:
+def working(jobs: str, folder: Path, outcomes: str = "2 completed, 1 dead") -> Iterator[None]:
     """A worker as a program, which ends when it is asked to."""
     command = [Path(sys.executable).with_name("writetime"), "work", "--queue", jobs, "--handler", "my_handlers:handle"]
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -88,7 +89,7 @@ def working(jobs: str, folder: Path) -> Iterator[None]:
         process.terminate()
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert output.strip() == "2 completed, 1 dead"
+    assert output.strip() == outcomes
 
 
 def test_work_inspect_and_redrive(own: Settings, jobs: str, tmp_path: Path) -> None:
@@ -144,6 +145,32 @@ def assert_counted(settings: Settings, jobs: str) -> None:
     assert metric(port, "waited_seconds_count", queue=jobs) == 3
     assert (metric(port, "waited_seconds_sum", queue=jobs) or 0) > 0
     until(lambda: metric(port, "oldest_item_seconds", queue=jobs) == 0, "nothing waits")
+
+
+def test_a_queue_is_paused_and_items_are_cancelled_and_awaited(own: Settings, jobs: str, tmp_path: Path) -> None:
+    good, cancelled = (run("queue", "enqueue", jobs, payload, "--key", "k").strip() for payload in ("1", "2"))
+    for key in ([], ["--key", "k"]):
+        assert run("queue", "pause", jobs, *key) == "paused\n"
+        assert run("queue", "pause", jobs, *key) == "was paused before\n"
+    state = json.loads(run("queue", "inspect", jobs))
+    assert (state["paused"], state["paused_keys"]) == (True, ["k"])
+    assert json.loads(run("queue", "cancel", jobs, cancelled, "--wait", "0"))["status"] == "cancelling"
+    for key in ([], ["--key", "k"]):
+        assert run("queue", "resume", jobs, *key) == "resumed\n"
+        assert run("queue", "resume", jobs, *key) == "was not paused\n"
+    assert json.loads(run("queue", "item", jobs, good))["status"] == "waiting"
+    with working(jobs, tmp_path, "1 completed"):
+        found = json.loads(run("queue", "item", jobs, good, "--wait", "60"))
+        assert (found["status"], found["result"], found["attempts"]) == ("completed", 2, 1)
+        assert json.loads(run("queue", "item", jobs, cancelled, "--wait", "60"))["status"] == "cancelled"
+    assert {str(item_id): row.status for item_id, row in states(own, jobs).items()} == {
+        good: "COMPLETED",
+        cancelled: "CANCELLED",
+    }
+    with inspecting(own) as inspector:
+        assert inspector.account(jobs) == Account(2, 1, 0, 0, 0, 0, cancelled=1)
+    unknown = CliRunner().invoke(main, ["queue", "item", jobs, str(UUID(int=7 << 76))])
+    assert (unknown.exit_code, f"queue {jobs} has no item" in unknown.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("path", ["nowhere:handle", "json:nothing", "json", "json:__doc__"])

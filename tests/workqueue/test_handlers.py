@@ -228,7 +228,9 @@ def test_handlers_run_one_after_the_other_while_the_worker_is_busy(kind: str) ->
         attempts = Attempts(2, lambda reason: None)
         entries = [Entry(ItemPartition(QUEUE, 0, 0), UUID(int=n), None, str(n)) for n in range(50)]
         handler = handle if kind == "function" else handle_later
-        runs = [attempts.run(Attempt(handler, entry, 600.0, lambda: True, lambda: True)) for entry in entries]
+        runs = [
+            attempts.run(Attempt(handler, entry, 600.0, lambda: True, lambda: True, lambda: False)) for entry in entries
+        ]
         tasks = [asyncio.create_task(run) for run in runs]
         await asyncio.sleep(0)
         # The worker's loop does nothing until all have run.

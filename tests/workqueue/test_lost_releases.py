@@ -38,7 +38,7 @@ def test_they_are_repeated(
         enqueuer.enqueue_many(jobs, [NewItem(n) for n in range(20)])
     assert Worker(queue_settings, {jobs: lambda item: None}).run(until_idle=True) == {"completed": 20}
     with inspecting(queue_settings) as audit:
-        shards = asyncio.run(audit._tables.shards(jobs))
+        shards = asyncio.run(audit._tables.shards(jobs)).owners
         assert [row.owner for row in shards.values()] == [None] * 4
         assert asyncio.run(audit._tables.workers(jobs)) == []
     assert [name for name, _ in lost] == ["release"] * 4 + ["leave"]

@@ -1,5 +1,7 @@
 """The model of the protocol has no fault, and it would show a fault: each fence is needed."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.workqueue.model import Rules, explore
@@ -11,6 +13,13 @@ def test_no_state_of_the_protocol_is_wrong(is_long: bool) -> None:
     assert count > (10_000 if is_long else 1_000)
 
 
+def test_no_state_is_wrong_if_items_are_cancelled() -> None:
+    count, wrong = explore(Rules(epochs=2, cancels=True))
+    assert wrong is None
+    assert count > 2 * explore(Rules(epochs=2))[0]
+
+
+@pytest.mark.parametrize("cancels", [False, True])
 @pytest.mark.parametrize("rules", [Rules(epochs=2, epoch_fence=False), Rules(epochs=2, op_fence=False)])
-def test_without_a_fence_there_is_a_wrong_state(rules: Rules) -> None:
-    assert explore(rules)[1] is not None
+def test_without_a_fence_there_is_a_wrong_state(rules: Rules, *, cancels: bool) -> None:
+    assert explore(replace(rules, cancels=cancels))[1] is not None

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import asdict
+from uuid import UUID
 
 import click
 
@@ -15,7 +16,7 @@ from writetime.core.json_texts import from_json
 from writetime.core.logs import log_clients
 from writetime.core.printing import printable
 from writetime.core.signals import stopped_by_signal
-from writetime.workqueue import dead_items
+from writetime.workqueue import controls, dead_items
 from writetime.workqueue.enqueue import Enqueuer
 from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.inspect import inspecting
@@ -47,7 +48,7 @@ def work(*, names: tuple[str, ...], paths: tuple[str, ...], until_idle: bool) ->
 
 @click.group(name="queue")
 def queue_group() -> None:
-    """Inspect work queues, enqueue items, and redrive dead letters."""
+    """Inspect and control work queues, enqueue items, and redrive dead letters."""
 
 
 @queue_group.command(name="inspect")
@@ -85,6 +86,44 @@ def enqueue_command(queue: str, payload: str, key: str | None, delay: float, tim
         raise WritetimeError(f"the payload is not JSON: {e}") from None
     with Enqueuer(config.load()) as enqueuer:
         click.echo(enqueuer.enqueue(queue, value, key=key, delay_seconds=delay, time_limit_seconds=time_limit))
+
+
+@queue_group.command(name="item")
+@click.argument("queue")
+@click.argument("item_id", type=click.UUID)
+@click.option("--wait", default=0.0, show_default=True, help="Seconds to wait until the item is finished.")
+def item_command(queue: str, item_id: UUID, wait: float) -> None:
+    """Show what became of an item, as JSON."""
+    _show(controls.item_state(config.load(), queue, item_id, wait_seconds=wait))
+
+
+@queue_group.command(name="cancel")
+@click.argument("queue")
+@click.argument("item_id", type=click.UUID)
+@click.option("--wait", default=10.0, show_default=True, help="Seconds to wait until the item is finished.")
+def cancel_command(queue: str, item_id: UUID, wait: float) -> None:
+    """Cancel an item, and show its state as JSON: one that waits does not run, and one that runs is asked to end."""
+    _show(controls.cancel(config.load(), queue, item_id, wait_seconds=wait))
+
+
+@queue_group.command(name="pause")
+@click.argument("queue")
+@click.option("--key", help="Only the items of this key.")
+def pause_command(queue: str, key: str | None) -> None:
+    """Start no more items until `resume`. Items that run end as usual."""
+    click.echo("paused" if controls.pause(config.load(), queue, key) else "was paused before")
+
+
+@queue_group.command(name="resume")
+@click.argument("queue")
+@click.option("--key", help="Only the items of this key.")
+def resume_command(queue: str, key: str | None) -> None:
+    """Start items again after `pause`."""
+    click.echo("resumed" if controls.resume(config.load(), queue, key) else "was not paused")
+
+
+def _show(state: controls.ItemState) -> None:
+    click.echo(json.dumps(asdict(state), default=str))
 
 
 @queue_group.command(name="redrive")

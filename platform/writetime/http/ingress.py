@@ -34,6 +34,7 @@ from writetime.http.bodies import Disconnected, RefusedCall
 from writetime.http.metrics import IngressMetrics
 from writetime.http.outbox import BrokerUnreachableError, Outbox, SendFault, check
 from writetime.http.protocol import RETRY_AFTER_SECONDS, Gate
+from writetime.http.queue_controls import ControlsEndpoint
 from writetime.http.tokens import Tokens
 from writetime.http.work_items import ItemsEndpoint, max_item_bytes
 from writetime.ingest.event import Event, InvalidEvent, accept
@@ -57,7 +58,10 @@ class Ingress:
         self._outbox: Outbox
         largest = max(self._limits.max_event_bytes, self._limits.max_batch_bytes, max_item_bytes(settings))
         self.gate = Gate(settings, largest, self._metrics)
-        self._items = ItemsEndpoint(settings, self._max_batch_events, self.gate, self._metrics.registry)
+        self._items = ItemsEndpoint(
+            settings, self._max_batch_events, self.gate, self._metrics.registry, lambda: self.draining
+        )
+        self._controls = ControlsEndpoint(self._items, settings)
         self._rest = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -65,6 +69,7 @@ class Ingress:
                 Route("/metrics", self._show_metrics),
                 Route("/openapi.json", self._show_openapi),
                 self._items.route,
+                *self._controls.routes,
             ],
             exception_handlers={HTTPException: _http_error},
             lifespan=self._lifespan,

@@ -13,6 +13,7 @@ from writetime.core.config import Settings
 from writetime.core.setting_types import YEAR_SECONDS
 from writetime.http.bodies import MAX_PARTS
 from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS
+from writetime.http.queue_controls import MAX_WAIT_SECONDS
 from writetime.workqueue.enqueue import MAX_DELAY_SECONDS, MAX_PAYLOAD_LEVELS
 
 # Load balancers and supervisors read these without a token.
@@ -36,6 +37,7 @@ def document(settings: Settings, max_batch_events: int) -> dict[str, Any]:
         "max_payload_bytes": settings.workqueue.max_payload_bytes,
         "max_payload_levels": MAX_PAYLOAD_LEVELS,
         "max_time_limit_seconds": YEAR_SECONDS,
+        "max_wait_seconds": MAX_WAIT_SECONDS,
         "request_seconds": ingest.request_seconds,
     }
     found = _filled(json.loads(_FILE.read_bytes()), limits)

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -19,6 +20,7 @@ from writetime.core.errors import WritetimeError, reason_of
 from writetime.http import bodies
 from writetime.http.bodies import Disconnected, RefusedCall
 from writetime.http.protocol import Gate
+from writetime.workqueue.controls import AsyncControls
 from writetime.workqueue.enqueue import (
     AsyncEnqueuer,
     EnqueueUnknown,
@@ -32,7 +34,7 @@ from writetime.workqueue.queue_tables import QueueTables
 log = logging.getLogger(__name__)
 
 _FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId", "timeLimitSeconds"})
-_RETRY_AFTER = {"Retry-After": "1"}
+RETRY_AFTER = {"Retry-After": "1"}
 # The largest number of bytes of an item outside of its payload.
 _OVERHEAD_BYTES = 4096
 
@@ -42,22 +44,37 @@ def max_item_bytes(settings: Settings) -> int:
     return settings.workqueue.max_payload_bytes + _OVERHEAD_BYTES
 
 
+class Connected(NamedTuple):
+    """What uses the one connection to the database."""
+
+    enqueuer: AsyncEnqueuer
+    controls: AsyncControls
+
+
 class ItemsEndpoint:
     """Accepts work items. It connects to the database at the first one, and retries until the database answers."""
 
-    def __init__(self, settings: Settings, max_batch: int, gate: Gate, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        max_batch: int,
+        gate: Gate,
+        registry: CollectorRegistry,
+        is_draining: Callable[[], bool],
+    ) -> None:
         self._settings = settings
+        self._is_draining = is_draining
         self._limits = settings.ingest
         self._gate = gate
         self._max_batch = max_batch
-        self._requests = Counter(
+        self.requests = Counter(
             "writetime_ingress_queue_requests", "Calls of /queues by status.", ["status"], registry=registry
         )
         self._enqueued = Counter(
             "writetime_ingress_items_enqueued", "Items written to the database.", registry=registry
         )
         self._resources = ExitStack()
-        self._connecting: asyncio.Task[AsyncEnqueuer] | None = None
+        self._connecting: asyncio.Task[Connected] | None = None
         self._pending = 0
         self.route = Route("/queues/{queue:path}/items", self._post, methods=["POST"])
 
@@ -77,10 +94,10 @@ class ItemsEndpoint:
                 status, answer = 202, await self._enqueue(request.path_params["queue"], body)
         except RefusedCall as e:
             status, answer = e.status, e.body
-            headers = _RETRY_AFTER if status in (429, 503) else {}
+            headers = RETRY_AFTER if status in (429, 503) else {}
         except Disconnected:
             return Response(status_code=400)
-        self._requests.labels(status).inc()
+        self.requests.labels(status).inc()
         return Response(orjson.dumps(answer), status, headers, "application/json")
 
     async def _enqueue(self, queue: str, body: bytearray) -> dict[str, Any]:
@@ -104,9 +121,7 @@ class ItemsEndpoint:
 
     async def _insert(self, queue: str, items: list[NewItem]) -> list[UUID]:
         try:
-            async with asyncio.timeout(self._settings.workqueue.enqueue_timeout_seconds):
-                enqueuer = await self._enqueuer()
-            return await enqueuer.enqueue(queue, items)
+            return await (await self.connected()).enqueuer.enqueue(queue, items)
         except TooLarge as e:
             raise RefusedCall(413, str(e)) from None
         except InvalidItem as e:
@@ -119,23 +134,28 @@ class ItemsEndpoint:
             reason = str(e) or "the database does not answer"
             raise RefusedCall(503, f"nothing was enqueued, repeat the call later: {reason}", itemIds=[]) from None
 
-    async def _enqueuer(self) -> AsyncEnqueuer:
-        """Return the enqueuer; calls that arrive meanwhile wait for the same connection."""
+    async def connected(self) -> Connected:
+        """Return what uses the connection; calls that arrive meanwhile wait for the same one. Raises `WritetimeError`
+        or `TimeoutError` if the database does not answer.
+        """
         if self._connecting is None:
             self._connecting = asyncio.create_task(asyncio.to_thread(self._connect))
-            self._connecting.add_done_callback(self._connected)
-        return await asyncio.shield(self._connecting)
+            self._connecting.add_done_callback(self._has_connected)
+        async with asyncio.timeout(self._settings.workqueue.enqueue_timeout_seconds):
+            return await asyncio.shield(self._connecting)
 
-    def _connected(self, task: asyncio.Task[AsyncEnqueuer]) -> None:
+    def _has_connected(self, task: asyncio.Task[Connected]) -> None:
         """Let the next call connect again after a fault, also if each call that waited for it has given up."""
         if not task.cancelled() and task.exception() is not None:
             self._connecting = None
 
-    def _connect(self) -> AsyncEnqueuer:
+    def _connect(self) -> Connected:
         with ExitStack() as resources:
             try:
                 session = resources.enter_context(connect(self._settings))
-                enqueuer = AsyncEnqueuer(QueueTables(session, self._settings), self._settings)
+                tables = QueueTables(session, self._settings)
+                controls = AsyncControls(tables, self._settings, self._is_draining)
+                connected = Connected(AsyncEnqueuer(tables, self._settings), controls)
             except DRIVER_FAULTS as e:
                 # The next call tries again.
                 raise DatabaseUnreachable(f"the database cannot be used: {reason_of(e)}") from e
@@ -146,7 +166,7 @@ class ItemsEndpoint:
                 log.exception("work items cannot be taken")
                 raise RefusedCall(500, f"nothing was enqueued: {reason_of(e)}", itemIds=[]) from e
             self._resources.push(resources.pop_all())
-        return enqueuer
+        return connected
 
 
 def _item(value: Any) -> NewItem:

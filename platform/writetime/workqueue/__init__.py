@@ -1,9 +1,26 @@
 """Work queues in the database: items are inserted; fenced conditional writes change their states."""
 
+from writetime.workqueue.controls import ItemState, UnknownItem, cancel, item_state, pause, resume
 from writetime.workqueue.dead_items import redrive
 from writetime.workqueue.enqueue import Enqueuer, EnqueueUnknown, ItemConflict, NewItem
 from writetime.workqueue.inspect import inspect
 from writetime.workqueue.items import GiveUp, Item
 from writetime.workqueue.worker import Worker
 
-__all__ = ["EnqueueUnknown", "Enqueuer", "GiveUp", "Item", "ItemConflict", "NewItem", "Worker", "inspect", "redrive"]
+__all__ = [
+    "EnqueueUnknown",
+    "Enqueuer",
+    "GiveUp",
+    "Item",
+    "ItemConflict",
+    "ItemState",
+    "NewItem",
+    "UnknownItem",
+    "Worker",
+    "cancel",
+    "inspect",
+    "item_state",
+    "pause",
+    "redrive",
+    "resume",
+]

@@ -1,9 +1,9 @@
 """Runs handlers apart from the worker's event loop and with a time limit, so that no handler can stop the worker.
 
 An ordinary function runs in a daemon thread. Coroutine functions share one event loop in another daemon thread. When an
-attempt has reached its time limit, `Item.held` becomes false, and a coroutine is cancelled. An attempt that still runs
-a few seconds later is abandoned, because nothing can end a thread of Python: its item counts as failed, and its late
-result is discarded.
+attempt has reached its time limit, or its item is cancelled, `Item.held` becomes false, and a coroutine is cancelled.
+An attempt that still runs a few seconds later is abandoned, because nothing can end a thread of Python: it counts as
+failed, and its late result is discarded.
 
 Attempts wait for one of the worker's lanes. The thread in which a handler ends begins the next attempt, and passes
 outcomes to the worker in groups. If each attempt waited for the worker's loop twice, busy threads would wait for
@@ -59,29 +59,30 @@ class _NoJson(Exception):
     """The payload is not JSON; any client with write access to the table may have inserted it."""
 
 
-def _item_of(entry: Entry, held: Callable[[], bool]) -> Item:
+def _item_of(attempt: "Attempt") -> Item:
     """Return the item that a handler receives. Raises `_NoJson` if the payload is not JSON."""
+    entry = attempt.entry
     try:
         entry.payload.encode()
         payload = from_json(entry.payload)
     except (ValueError, RecursionError) as e:
         raise _NoJson(f"the payload cannot be read as JSON: {e}") from None
-    return Item(entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, held)
+    return Item(
+        entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, attempt.held, attempt.is_cancelled
+    )
 
 
-def _run_function(handler: Handler, entry: Entry, held: Callable[[], bool]) -> Outcome:
+def _run_function(attempt: "Attempt") -> Outcome:
     """Run an ordinary function; return the item's outcome. No exception leaves this, whatever the function raises."""
     began = time.monotonic()
     try:
-        status, text = Status.COMPLETED, _result(handler(_item_of(entry, held)))
+        status, text = Status.COMPLETED, _result(attempt.handler(_item_of(attempt)))
     except BaseException as e:
         status, text = _failure(e)
     return Outcome(status, text, time.monotonic() - began)
 
 
-async def _run_coroutine(
-    handler: Handler, entry: Entry, held: Callable[[], bool], deliver: Callable[[Outcome], None]
-) -> None:
+async def _run_coroutine(attempt: "Attempt", deliver: Callable[[Outcome], None]) -> None:
     """Run a coroutine function, and deliver the item's outcome.
 
     The result of this coroutine's task would not do: a handler that has cancelled its own task would cancel it, too.
@@ -89,7 +90,7 @@ async def _run_coroutine(
     now = asyncio.get_running_loop().time
     began = now()
     try:
-        status, text = Status.COMPLETED, _result(await cast(Awaitable[Any], handler(_item_of(entry, held))))
+        status, text = Status.COMPLETED, _result(await cast(Awaitable[Any], attempt.handler(_item_of(attempt))))
     except BaseException as e:
         status, text = _failure(e)
     deliver(Outcome(status, text, now() - began))
@@ -129,10 +130,13 @@ class Attempt:
     queue_limit_seconds: float
     is_owned: Callable[[], bool]
     may_begin: Callable[[], bool]
+    is_cancelled: Callable[[], bool]
     # When it took a lane, by the clock of the worker's loop; and whether it still has the lane.
     began: float = 0.0
     has_lane: bool = False
     expired: bool = False
+    # When it was asked to end, because of its limit or of a cancelled item.
+    told: float | None = None
     # Of a coroutine that has begun; and whether its loop has called `cancel`.
     task: "asyncio.Task[None] | None" = None
     cancelled: bool = False
@@ -149,8 +153,8 @@ class Attempt:
         return f"item {self.entry.item_id} of queue {self.entry.place.queue}"
 
     def held(self) -> bool:
-        """Return whether the worker still owns the item, and the limit is not reached."""
-        return not self.expired and self.is_owned()
+        """Return whether the worker still owns the item, the limit is not reached, and the item is not cancelled."""
+        return not self.expired and self.is_owned() and not self.is_cancelled()
 
     def cancel(self) -> None:
         """Cancel the coroutine, on its loop."""
@@ -160,7 +164,10 @@ class Attempt:
 
     @property
     def overdue(self) -> Outcome:
-        """The outcome of an attempt that has reached its limit."""
+        """The outcome of an attempt that has reached its limit, or has not ended after its item was cancelled."""
+        if not self.expired:
+            text = f"the handler did not end within {GRACE_SECONDS:g} s after its item was cancelled"
+            return Outcome(Status.RETRY, text, GRACE_SECONDS)
         limit_of = "queue" if self.entry.time_limit_seconds is None else "item"
         text = f"the handler did not end within {self.limit_seconds:g} s, the time limit of its {limit_of}"
         return Outcome(Status.RETRY, text, self.limit_seconds)
@@ -263,7 +270,7 @@ class Attempts:
                 self._release(attempt)
 
     def _begin(self, attempt: Attempt) -> None:
-        work = _run_coroutine(attempt.handler, attempt.entry, attempt.held, partial(self._ended_coroutine, attempt))
+        work = _run_coroutine(attempt, partial(self._ended_coroutine, attempt))
         attempt.task = asyncio.get_running_loop().create_task(work)
         attempt.task.add_done_callback(partial(self._task_ended, attempt))
 
@@ -286,7 +293,7 @@ class Attempts:
     def _serve(self, calls: "SimpleQueue[Attempt | None]") -> None:
         """Run one handler after the other, in a thread."""
         while (attempt := calls.get()) is not None:
-            outcome = _run_function(attempt.handler, attempt.entry, attempt.held)
+            outcome = _run_function(attempt)
             if self._ending.is_set():
                 break
             self._pass_on(attempt, outcome)
@@ -321,18 +328,19 @@ class Attempts:
                 attempt.answer.set_result(attempt.overdue if cut_short else outcome)
 
     def _watch(self) -> None:
-        """Look for handlers that have reached their limits, as long as there are attempts."""
+        """Look for handlers that have to end, as long as there are attempts."""
         with self._lock:
             running = list(self._running)
             self._watching = bool(running or self._waiting)
         now = self._loop.time()
         for attempt in running:
-            over = now - attempt.began - attempt.limit_seconds
-            if over >= 0 and not attempt.expired:
-                attempt.expired = True
-                if attempt.coroutine:
-                    self._coroutines().call_soon_threadsafe(attempt.cancel)
-            elif over >= GRACE_SECONDS:
+            if attempt.told is None:
+                attempt.expired = now - attempt.began >= attempt.limit_seconds
+                if attempt.expired or attempt.is_cancelled():
+                    attempt.told = now
+                    if attempt.coroutine:
+                        self._coroutines().call_soon_threadsafe(attempt.cancel)
+            elif now - attempt.told >= GRACE_SECONDS:
                 self._abandon(attempt)
         if self._watching:
             self._loop.call_later(_WATCH_SECONDS, self._watch)
@@ -363,7 +371,7 @@ class Attempts:
                 "it an ordinary function"
             )
         elif len(self._abandoned) > self._most_abandoned:
-            self._on_exhausted(f"{abandoned} still run after their time limits; {attempt.name} is the last one")
+            self._on_exhausted(f"{abandoned} still run after they were to end; {attempt.name} is the last one")
 
     def _coroutines(self) -> asyncio.AbstractEventLoop:
         if self._coroutine_loop is None:

@@ -8,6 +8,7 @@ divided among its shards, each of which has one owner at a time.
 import heapq
 import itertools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -74,6 +75,8 @@ class Backlog:
         self._ready: list[tuple[int, int, int, _Lane]] = []
         self._later: list[tuple[int, int, int, _Lane]] = []
         self._number = itertools.count()
+        self._paused = False
+        self._paused_keys: frozenset[str] = frozenset()
         self.waiting = 0
         self.running = 0
 
@@ -90,7 +93,7 @@ class Backlog:
         """Return at most this many entries that may run now; each runs until `release`."""
         taken: list[Entry] = []
         self._ripen(now)
-        while self._ready and len(taken) < most and self.running < self._concurrency:
+        while self._ready and len(taken) < most and self.running < self._concurrency and not self._paused:
             if self._rate.ready_at(now / 1000) * 1000 > now:
                 break
             _, _, version, lane = heapq.heappop(self._ready)
@@ -111,15 +114,33 @@ class Backlog:
         lane = self._lanes[_name(entry)]
         lane.running -= 1
         self.running -= 1
-        # A lane with a rate is kept as long as its rate matters.
-        if lane.waiting or lane.running or lane.rate.ready_at(now / 1000) > now / 1000:
-            self._put(lane, now)
-        else:
-            lane.version = -1
-            del self._lanes[_name(entry)]
+        self._keep(_name(entry), lane, now)
+
+    def pause(self, keys: Collection[str], now: int, *, everything: bool) -> None:
+        """Return no more items of these keys, or none at all, until the next call."""
+        self._paused = everything
+        before, self._paused_keys = self._paused_keys, frozenset(keys)
+        for key in before ^ self._paused_keys:
+            if (lane := self._lanes.get(key)) is not None:
+                self._put(lane, now)
+
+    def withdraw(self, item_ids: Collection[UUID], now: int) -> list[Entry]:
+        """Remove the waiting ones of these items, and return them."""
+        found: list[Entry] = []
+        for name, lane in list(self._lanes.items()):
+            mine = [entry for _, entry in lane.waiting if entry.item_id in item_ids]
+            if mine:
+                lane.waiting = [each for each in lane.waiting if each[1].item_id not in item_ids]
+                heapq.heapify(lane.waiting)
+                self.waiting -= len(mine)
+                found += mine
+                self._keep(name, lane, now)
+        return found
 
     def next_due(self, now: int) -> int | None:
         """Return the time at which an item may run if no new one comes; None if there is no such time."""
+        if self._paused:
+            return None
         self._ripen(now)
         while self._ready and self._ready[0][2] != self._ready[0][3].version:
             heapq.heappop(self._ready)
@@ -129,12 +150,22 @@ class Backlog:
             return max(now, round(self._rate.ready_at(now / 1000) * 1000))
         return self._later[0][0] if self._later else None
 
+    def _keep(self, name: str | UUID, lane: _Lane, now: int) -> None:
+        """Put a lane into its heap, or forget it. One with a rate is kept as long as its rate matters."""
+        if lane.waiting or lane.running or lane.rate.ready_at(now / 1000) > now / 1000:
+            self._put(lane, now)
+        else:
+            lane.version = -1
+            del self._lanes[name]
+
     def _put(self, lane: _Lane, now: int) -> None:
         """Put a lane into the heap of lanes that may run now or later."""
         lane.version += 1
         if not lane.waiting or lane.running >= self._key_concurrency:
             return
         order, entry = lane.waiting[0]
+        if entry.key in self._paused_keys:
+            return
         due = max(entry.due, math.ceil(lane.rate.ready_at(now / 1000) * 1000))
         if due <= now:
             heapq.heappush(self._ready, (order, next(self._number), lane.version, lane))

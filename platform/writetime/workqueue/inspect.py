@@ -1,5 +1,5 @@
 """The state of a queue: its waiting, running and dead items, their ages, and its workers; and the account of all its
-items, each of which is open, completed or a dead letter.
+items, each of which is open, completed, cancelled or a dead letter.
 """
 
 import asyncio
@@ -62,6 +62,8 @@ class QueueState(Unfinished):
     closed_buckets: int
     owners: dict[int, str]
     workers: list[str]
+    paused: bool
+    paused_keys: list[str]
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Account:
     open: int
     lost: int
     dead_without_letter: int
+    cancelled: int = 0
 
 
 class InLake(NamedTuple):
@@ -143,7 +146,8 @@ class QueueInspector:
         buckets = await tables.buckets(queue)
         unfinished = await self._count(queue, buckets, begun)
         dead, redriven = await count_letters(tables, queue, shards, bucket_seconds)
-        owned = await tables.shards(queue)
+        owned = (await tables.shards(queue)).owners
+        pauses = await tables.pauses(queue)
         still_open = sum(closed is None for closed in buckets.values())
         return QueueState(
             **vars(unfinished),
@@ -154,6 +158,8 @@ class QueueInspector:
             closed_buckets=len(buckets) - still_open,
             owners={shard: row.owner for shard, row in sorted(owned.items()) if row.owner is not None},
             workers=await tables.workers(queue),
+            paused=pauses.queue is not None,
+            paused_keys=sorted(pauses.keys),
         )
 
     @_blocking
@@ -191,7 +197,7 @@ class QueueInspector:
         """Compare all items of a queue with all states."""
         tables = self._tables
         shards, _ = await tables.known_queue(queue)
-        items = done = dead = still_open = lost = 0
+        items = done = dead = cancelled = still_open = lost = 0
         given_up: set[UUID] = set()
         for place, closed in (await tables.buckets(queue)).items():
             # The items are read first: items that finish meanwhile have a state by then.
@@ -202,6 +208,7 @@ class QueueInspector:
             items += len(ids)
             done += statuses.count(Status.COMPLETED)
             dead += statuses.count(Status.DEAD)
+            cancelled += statuses.count(Status.CANCELLED)
             if closed is None:
                 still_open += len(unfinished)
             elif unfinished:
@@ -210,7 +217,7 @@ class QueueInspector:
             given_up |= {item_id for item_id, status in states.items() if status is Status.DEAD}
         # Read last, because an item has its letter before it is dead.
         letters = {item_id for shard in range(shards) for item_id in await tables.letters(queue, shard)}
-        return Account(items, done, dead, still_open, lost, len(given_up - letters))
+        return Account(items, done, dead, still_open, lost, len(given_up - letters), cancelled)
 
     @_blocking
     async def compare(self, queue: str, in_lake: Mapping[ItemPartition, InLake]) -> Brought:

@@ -35,11 +35,12 @@ class Status(StrEnum):
     RETRY = "RETRY"
     COMPLETED = "COMPLETED"
     DEAD = "DEAD"
+    CANCELLED = "CANCELLED"
 
     @property
     def final(self) -> bool:
         """Whether the item is finished."""
-        return self in (Status.COMPLETED, Status.DEAD)
+        return self in (Status.COMPLETED, Status.DEAD, Status.CANCELLED)
 
 
 class ItemPartition(NamedTuple):
@@ -79,11 +80,17 @@ class Item:
     payload: Any
     attempt: int
     _held: Callable[[], bool] = field(repr=False, default=lambda: True)
+    _cancelled: Callable[[], bool] = field(repr=False, default=lambda: False)
 
     @property
     def held(self) -> bool:
-        """Whether this worker still owns the item. A long handler should stop if it does not."""
+        """Whether this worker still owns the item, and may go on. A long handler should stop if not."""
         return self._held()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether someone has cancelled the item. A handler that stops because of this raises an exception."""
+        return self._cancelled()
 
 
 class IdMaker:

@@ -6,7 +6,7 @@ from writetime.core.errors import WritetimeError
 
 _WAITED_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 _RAN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-OUTCOMES = ("completed", "retry", "dead", "fenced")
+OUTCOMES = ("completed", "retry", "dead", "cancelled", "fenced")
 
 
 class QueueMetrics:
@@ -31,7 +31,7 @@ class WorkerMetrics:
         self.claimed = Counter("writetime_worker_claimed", "Items claimed.", queue, registry=registry)
         self.outcomes = Counter(
             "writetime_worker_attempts",
-            "Attempts by outcome: completed, failed and to be repeated (retry), dead, or refused by the "
+            "Attempts by outcome: completed, failed and to be repeated (retry), dead, cancelled, or refused by the "
             "fence (fenced).",
             ["queue", "outcome"],
             registry=registry,

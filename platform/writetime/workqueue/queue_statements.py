@@ -21,7 +21,7 @@ _INSERT_ITEM = (
     "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, time_limit_seconds) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_OWNERS = "SELECT shard, owner, epoch, beat FROM {}.queue_shards WHERE queue = ?"
+_OWNERS = "SELECT shard, owner, epoch, beat, controls FROM {}.queue_shards WHERE queue = ?"
 
 
 class QueueStatements(Statements):
@@ -114,7 +114,22 @@ class QueueStatements(Statements):
     redriven_as = Statement(
         "SELECT redriven_as FROM {}.queue_dead_letters WHERE queue = ? AND shard = ? AND item_id = ?", serial=True
     )
+    pauses = Statement(
+        "SELECT textAsBlob(key) AS key, timestampAsBlob(since) AS since FROM {}.queue_pauses WHERE queue = ?"
+    )
+    pause = Statement("INSERT INTO {}.queue_pauses (queue, key, since) VALUES (?, ?, toTimestamp(now())) IF NOT EXISTS")
+    resume = Statement("DELETE FROM {}.queue_pauses WHERE queue = ? AND key = ? IF EXISTS")
+    cancels = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART}")
+    is_cancelled = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART} AND item_id = ?")
+    insert_cancel = Statement("INSERT INTO {}.queue_cancels (queue, shard, bucket, item_id) VALUES (?, ?, ?, ?)")
+    controls = Statement("SELECT DISTINCT controls FROM {}.queue_shards WHERE queue = ?", serial=True)
+    change_controls = Statement("UPDATE {}.queue_shards SET controls = ? WHERE queue = ? IF controls = ?")
+    state = Statement(
+        "SELECT textAsBlob(status) AS status, attempts, timestampAsBlob(at) AS at, textAsBlob(error) AS error, "
+        f"textAsBlob(result) AS result FROM {{}}.queue_state WHERE {_PART} AND item_id = ?"
+    )
     drop_fence = Statement(f"DELETE epoch, op, floor, closed FROM {{}}.queue_state WHERE {_PART} IF epoch = ?")
     drop_items = Statement(f"DELETE FROM {{}}.queue_items USING TIMESTAMP ? WHERE {_PART}")
     drop_state = Statement(f"DELETE FROM {{}}.queue_state USING TIMESTAMP ? WHERE {_PART}")
+    drop_cancels = Statement(f"DELETE FROM {{}}.queue_cancels USING TIMESTAMP ? WHERE {_PART}")
     drop_buckets = Statement(f"DELETE FROM {{}}.queue_buckets USING TIMESTAMP ? WHERE {_PART}")

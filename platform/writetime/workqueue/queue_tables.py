@@ -45,6 +45,20 @@ class ShardRow(NamedTuple):
     beat: int | None = None
 
 
+class ShardRows(NamedTuple):
+    """The owners of the shards that ever had one, and the last change of what people ask of the queue's workers."""
+
+    owners: dict[int, ShardRow]
+    controls: UUID | None
+
+
+class Pauses(NamedTuple):
+    """The time since when a queue is paused (milliseconds; None if it is not), and those of its paused keys."""
+
+    queue: int | None
+    keys: dict[str, int]
+
+
 class Statics(NamedTuple):
     """The fence of a partition, and its progress."""
 
@@ -76,6 +90,16 @@ class StateRow(NamedTuple):
     due: int | None
 
 
+class WholeState(NamedTuple):
+    """The state of an item that was claimed, with its last error and its result as JSON; `at` in milliseconds."""
+
+    status: Status
+    attempts: int
+    at: int
+    error: str | None
+    result: str | None
+
+
 class CompletedItem(NamedTuple):
     """A completed item; `at` in milliseconds."""
 
@@ -104,6 +128,10 @@ class DeadItem:
     time_limit_seconds: float | None = None
 
 
+class UnknownQueue(WritetimeError):
+    """No queue of this name was ever used or has settings."""
+
+
 class QueueTables:
     """The statements, for one event loop."""
 
@@ -123,7 +151,7 @@ class QueueTables:
 
     async def known_queue(self, name: str) -> tuple[int, int]:
         """Return the number of shards and the seconds of a bucket of a queue that was used before or has settings.
-        Raises `WritetimeError` if it is neither, such as a misspelt one.
+        Raises `UnknownQueue` if it is neither, such as a misspelt one.
         """
         if rows := await self._run(self._cql.queue, (name,)):
             return rows[0].shards, rows[0].bucket_seconds
@@ -131,7 +159,7 @@ class QueueTables:
             return own.shards, self._own.bucket_seconds
         similar = next(map(printable, difflib.get_close_matches(name, await self.queues(), n=1)), None)
         hint = f"did you mean {similar}?" if similar else "`writetime queue inspect` lists those that were used"
-        raise WritetimeError(f"no queue {printable(name)} was ever used; {hint}")
+        raise UnknownQueue(f"no queue {printable(name)} was ever used; {hint}")
 
     async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used."""
@@ -202,6 +230,7 @@ class QueueTables:
         at = max(before * 1000, _FIRST_WRITE_TIME)
         await self._run(self._cql.drop_items, (at, *place))
         await self._run(self._cql.drop_state, (at, *place))
+        await self._run(self._cql.drop_cancels, (at, *place))
         await self._run(self._cql.drop_fence, (*place, epoch))
         await self._run(self._cql.drop_buckets, (at, *place))
 
@@ -269,12 +298,24 @@ class QueueTables:
         rows = self._of_items(self._cql.statuses, place, item_ids)
         return {r.item_id: _status(place, r.item_id, r.status) async for r in rows if r.status}
 
+    async def state(self, place: ItemPartition, item_id: UUID) -> WholeState | None:
+        """Return the state of an item; None if it was not claimed."""
+        rows = await self._run(self._cql.state, (*place, item_id))
+        if not rows or rows[0].status is None:
+            return None
+        [r] = rows
+        at = 0 if r.at is None else _millis(r.at)
+        error, result = text_of(r.error), text_of(r.result)
+        return WholeState(_status(place, item_id, r.status), r.attempts or 0, at, error, result)
+
     # -- shards and workers
 
-    async def shards(self, queue: str, *, serial: bool = False) -> dict[int, ShardRow]:
-        """Return the owners of the shards that ever had one. A read that is not serial may be a little old."""
-        rows = self._pages(self._cql.shards_serial if serial else self._cql.shards, (queue,))
-        return {row.shard: ShardRow(*row) async for row in rows}
+    async def shards(self, queue: str, *, serial: bool = False) -> ShardRows:
+        """Return the owners of the shards. A read that is not serial may be a little old."""
+        rows = [row async for row in self._pages(self._cql.shards_serial if serial else self._cql.shards, (queue,))]
+        # A queue that was controlled before it had a worker has a row without a shard.
+        owners = {row.shard: ShardRow(*row[:4]) for row in rows if row.shard is not None}
+        return ShardRows(owners, rows[0].controls if rows else None)
 
     async def take(self, queue: str, old: ShardRow, owner: str) -> bool:
         """Make `owner` the owner of a shard, with the next epoch, if it is unchanged since it was read."""
@@ -301,6 +342,43 @@ class QueueTables:
     async def workers(self, queue: str) -> list[str]:
         """Return the live workers, in the order of their names."""
         return sorted([row.worker async for row in self._pages(self._cql.workers, (queue,))])
+
+    # -- what people ask of the workers
+
+    async def pauses(self, queue: str) -> Pauses:
+        """Return what is paused of a queue."""
+        rows = self._pages(self._cql.pauses, (queue,))
+        since = {text_of(row.key) or "": _millis(row.since) async for row in rows if row.since}
+        return Pauses(since.pop("", None), since)
+
+    async def pause(self, queue: str, key: str | None) -> bool:
+        """Record that a queue, or a key of it, is paused; return whether it was not."""
+        return await self._applied(bound(self._cql.pause, queue, key or ""))
+
+    async def resume(self, queue: str, key: str | None) -> bool:
+        """Remove the record that a queue, or a key of it, is paused; return whether it was."""
+        return await self._applied(bound(self._cql.resume, queue, key or ""))
+
+    async def cancels(self, place: ItemPartition) -> set[UUID]:
+        """Return the items of a partition that are to be cancelled."""
+        return {row.item_id async for row in self._pages(self._cql.cancels, place)}
+
+    async def is_cancelled(self, place: ItemPartition, item_id: UUID) -> bool:
+        """Return whether an item is to be cancelled, or is."""
+        return bool(await self._run(self._cql.is_cancelled, (*place, item_id)))
+
+    async def insert_cancels(self, place: ItemPartition, item_ids: Sequence[UUID]) -> None:
+        """Record that items of one partition are to be cancelled."""
+        await self._run(together([bound(self._cql.insert_cancel, *place, item_id) for item_id in item_ids]))
+
+    async def controls(self, queue: str) -> UUID | None:
+        """Return the last change of what people ask of a queue's workers."""
+        rows = await self._run(self._cql.controls, (queue,))
+        return rows[0].controls if rows else None
+
+    async def change_controls(self, queue: str, after: UUID, *, before: UUID | None) -> bool:
+        """Record a change of what people ask of a queue's workers, if `before` is the last one."""
+        return await self._applied(self._cql.change_controls, (after, queue, before))
 
     # -- faults
 

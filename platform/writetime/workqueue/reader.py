@@ -42,17 +42,25 @@ class ItemReader:
         # begins.
         self._pass: tuple[int, UUID] | None = now, first_id(now - self._looks_back)
         self._claimed: dict[UUID, StateRow] = {}
+        # Items that are to be cancelled. Handlers' threads read it, so it is replaced, never changed.
+        self.cancels: frozenset[UUID] = frozenset()
         self._rescanned = now
         self._polled = 0
         self.behind = True
 
     async def load(self) -> None:
-        """Read the states of earlier owners beyond the floor."""
+        """Read the states of earlier owners beyond the floor, and the requests to cancel items."""
         for item_id, state in (await self._tables.states(self.partition.place, self.partition.floor)).items():
             if state.status.final:
                 self.partition.see(item_id, finished=True)
             else:
                 self._claimed[item_id] = state
+
+        await self.load_cancels()
+
+    async def load_cancels(self) -> None:
+        """Read the requests to cancel items."""
+        self.cancels = frozenset(await self._tables.cancels(self.partition.place))
 
     async def poll(self) -> list[Entry]:
         """Return items that were not known before."""

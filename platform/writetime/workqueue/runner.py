@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from writetime.clients.prepared_statements import UnknownWrite
@@ -15,7 +15,7 @@ from writetime.workqueue.bucket_life import Buckets
 from writetime.workqueue.context import QueueContext, wait_for_event
 from writetime.workqueue.items import Entry, Status
 from writetime.workqueue.partition import Partition
-from writetime.workqueue.queue_tables import DeadItem, ItemUpdate
+from writetime.workqueue.queue_tables import DeadItem, ItemUpdate, Pauses
 from writetime.workqueue.reader import ItemReader
 from writetime.workqueue.shard_leases import ShardLease
 from writetime.workqueue.statements import retry
@@ -28,6 +28,13 @@ _MOST_WAITING = 100_000
 _MAX_ERROR_CHARACTERS = 4000
 _SWEEPS_A_GRACE = 4
 _LONGEST_SWEEP_SECONDS = 60.0
+
+
+class Controls(NamedTuple):
+    """What people ask of the workers of a queue, since the last change of it."""
+
+    change: UUID | None = None
+    pauses: Pauses = Pauses(None, {})
 
 
 class ShardRunner:
@@ -56,6 +63,10 @@ class ShardRunner:
         self._sweep_seconds = min(_LONGEST_SWEEP_SECONDS, context.settings.close_after_seconds / _SWEEPS_A_GRACE)
         self._swept = 0
         self._pause = context.settings.poll_seconds
+        self._controls = Controls()
+        # Whether the requests to cancel items are read, and items that are to be cancelled.
+        self._cancels_read = True
+        self._withdrawn: list[Entry] = []
         # Whether the shard's buckets are known.
         self.offered = False
         # Whether a complete round has found nothing to do: the condition of `until idle`.
@@ -68,6 +79,27 @@ class ShardRunner:
         if new or not self.offered:
             self.offered, self.quiet = True, False
             self.poll_now()
+
+    def control(self, controls: Controls) -> None:
+        """Do what people ask for. Requests to cancel items are read with the next look."""
+        if controls.change == self._controls.change:
+            return
+        self._controls, self._cancels_read = controls, False
+        pauses = controls.pauses
+        self.backlog.pause(pauses.keys, self._clock.now(), everything=pauses.queue is not None)
+        self.quiet = False
+        self.poll_now()
+        self._wake()
+
+    def withholds(self, entry: Entry) -> bool:
+        """Return whether an item must not begin, because it is paused or cancelled; from any thread."""
+        pauses = self._controls.pauses
+        return pauses.queue is not None or entry.key in pauses.keys or self.is_cancelled(entry)
+
+    def is_cancelled(self, entry: Entry) -> bool:
+        """Return whether someone has cancelled an item; from any thread."""
+        reader = self.buckets.readers.get(entry.place.bucket)
+        return reader is not None and entry.item_id in reader.cancels
 
     def poll_now(self) -> None:
         """Look for items at once."""
@@ -125,9 +157,15 @@ class ShardRunner:
         self._wake()
 
     async def fail(self, entry: Entry, error: str, *, give_up: bool = False) -> Status:
-        """Write that an attempt has failed: the item is due again later, or is dead."""
+        """Write that an attempt has failed: the item is due again later, is dead, or is cancelled if someone wants
+        this.
+        """
         # A handler's error may have invalid Unicode.
         error = error[:_MAX_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
+        if self.is_cancelled(entry):
+            await self._write(entry, Status.CANCELLED, error=error)
+            self.release(entry)
+            return Status.CANCELLED
         log.warning("%s %s: attempt %d: %s", self.queue, entry.item_id, entry.attempts, error)
         if give_up or entry.attempts >= self.own.max_attempts:
             await self._bury(entry, error)
@@ -137,15 +175,18 @@ class ShardRunner:
         entry.due = self._clock.now() + round(1000 * random.uniform(ceiling / 2, ceiling))
         await self._write(entry, Status.RETRY, due=entry.due, error=error)
         self.release(entry)
-        self.backlog.add(entry, self._clock.now())
-        self._wake()
+        self._add([entry])
         return Status.RETRY
 
-    async def give_back(self, entry: Entry) -> None:
-        """Write that a claimed item was not started."""
+    async def give_back(self, entry: Entry) -> Status | None:
+        """Write that a claimed item was not started; return its status if it was cancelled."""
+        if self.is_cancelled(entry):
+            return await self.fail(entry, "cancelled before it was started")
         entry.attempts -= 1
         await self._write(entry, Status.RETRY, attempts=entry.attempts, due=entry.due or self._clock.now())
         self.release(entry)
+        self._add([entry])
+        return None
 
     async def drained(self) -> None:
         """Wait until no taken item is open."""
@@ -170,9 +211,10 @@ class ShardRunner:
         await self._write(entry, Status.DEAD, error=error)
 
     async def _look(self) -> bool:
-        """Open new buckets, read new items, and manage old buckets; return whether there were new items."""
+        """Open new buckets, cancel items, read new ones, and manage old buckets; return whether new items were read."""
         self._news.clear()
         await self.buckets.open_new()
+        await self._cancel()
         found = False
         for bucket, reader in sorted(self.buckets.readers.items()):
             if self._hungry():
@@ -187,6 +229,21 @@ class ShardRunner:
             await self.buckets.close_finished()
             await self.buckets.drop_old()
         return found
+
+    async def _cancel(self) -> None:
+        """Write that waiting items are cancelled."""
+        if not self._cancels_read:
+            self._cancels_read = True
+            try:
+                for reader in self.buckets.readers.values():
+                    await reader.load_cancels()
+            except BaseException:
+                self._cancels_read = False
+                raise
+            cancels = frozenset[UUID]().union(*(reader.cancels for reader in self.buckets.readers.values()))
+            self._withdrawn += self.backlog.withdraw(cancels, self._clock.now()) if cancels else []
+        withdrawn, self._withdrawn = self._withdrawn, []
+        await asyncio.gather(*(self._write(entry, Status.CANCELLED) for entry in withdrawn))
 
     async def _read(self, reader: ItemReader) -> bool:
         new = await reader.poll()
@@ -207,7 +264,11 @@ class ShardRunner:
     def _add(self, entries: list[Entry]) -> bool:
         now = self._clock.now()
         for entry in entries:
-            self.backlog.add(entry, now)
+            if self.is_cancelled(entry):
+                self._withdrawn.append(entry)
+                self.poll_now()
+            else:
+                self.backlog.add(entry, now)
         if entries:
             self._wake()
         return bool(entries)

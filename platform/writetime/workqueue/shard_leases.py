@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.errors import reason_of
@@ -63,8 +64,11 @@ class ShardLeases:
         on_gain: Callable[[ShardLease], None],
         on_loss: Callable[[ShardLease], None],
         on_surplus: Callable[[ShardLease], Awaitable[None]],
+        on_controls: Callable[[], None],
     ) -> None:
-        """Take shards; `on_surplus` returns once no item of the shard runs."""
+        """Take shards; `on_surplus` returns once no item of the shard runs. `on_controls` is called when `controls` has
+        changed.
+        """
         self.context = context
         self._tables = context.tables
         self._queue = context.queue
@@ -73,6 +77,9 @@ class ShardLeases:
         self._on_gain = on_gain
         self._on_loss = on_loss
         self._on_surplus = on_surplus
+        self._on_controls = on_controls
+        # The last change of what people ask of the workers, as far as it is known.
+        self.controls: UUID | None = None
         # Shards with a fault, and the times until which they are not taken; those that wait after several attempts.
         self.aside: dict[int, float] = {}
         self.given_up: dict[int, str] = {}
@@ -166,7 +173,10 @@ class ShardLeases:
         if now - self._announced > self._lease_seconds * _RENEW_SHARE:
             await self._tables.announce(self._queue, self._worker, max(1, math.ceil(self._lease_seconds)))
             self._announced = now
-        rows = await self._tables.shards(self._queue)
+        rows, controls = await self._tables.shards(self._queue)
+        if controls != self.controls:
+            self.controls = controls
+            self._on_controls()
         self._notice(rows)
         workers = sorted({*await self._tables.workers(self._queue), self._worker})
         # A shard with our name that we do not hold is still being released, or was taken without our knowledge.
@@ -194,7 +204,7 @@ class ShardLeases:
         if not await self._tables.renew(self._queue, [h.row for h in held]):
             # Another owner, or an earlier renewal whose answer was lost: renew our remaining shards from their present
             # state.
-            rows = await self._tables.shards(self._queue, serial=True)
+            rows = (await self._tables.shards(self._queue, serial=True)).owners
             for lease in held:
                 if (row := rows.get(lease.row.shard)) and row[:3] == lease.row[:3]:
                     lease.row = row

@@ -43,7 +43,8 @@ class Worker:
 
     def run(self, stop: threading.Event | None = None, *, until_idle: bool = False) -> Counter[str]:
         """Process items until `stop` is set, or until there is nothing to do; then end gracefully. Return the numbers
-        of attempts that were completed, failed (`retry`), made an item `dead`, or were refused by the fence (`fenced`).
+        of attempts that were completed, failed (`retry`), made an item `dead`, were `cancelled`, or were refused by the
+        fence (`fenced`).
 
         Let signals set `stop`. One whose handler raises may interrupt the handler of an item, and end only that.
 

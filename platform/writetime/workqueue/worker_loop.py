@@ -22,7 +22,7 @@ from writetime.workqueue.items import Entry, Status, time_of
 from writetime.workqueue.metrics import QueueMetrics, WorkerMetrics
 from writetime.workqueue.partition import ShardFenced
 from writetime.workqueue.queue_tables import QueueTables
-from writetime.workqueue.runner import ShardRunner
+from writetime.workqueue.runner import Controls, ShardRunner
 from writetime.workqueue.shard_leases import ShardLease, ShardLeases
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,11 @@ class WorkerLoop:
             self._tables, self._clock, self._faults, self._settings, queue, shards, bucket_seconds, self._name
         )
         self._leases[queue] = ShardLeases(
-            context, partial(self._gain, context), self._lose, lambda lease: self._runners[lease].drained()
+            context,
+            partial(self._gain, context),
+            self._lose,
+            lambda lease: self._runners[lease].drained(),
+            self._news[queue].set,
         )
         self._unopened.pop(queue, None)
 
@@ -234,11 +238,14 @@ class WorkerLoop:
         ahead = around + round(self._settings.clock_tolerance_seconds * 1000)
         told: set[ShardRunner] = set()
         complete = self._monotonic()
+        leases, news, controls = self._leases[queue], self._news[queue], Controls()
         while True:
-            news = self._news[queue]
             news.clear()
             try:
                 await self._clock.look()
+                # Before any shard is offered a bucket, so its owner knows what was asked for before it took the shard.
+                if (change := leases.controls) != controls.change:
+                    controls = Controls(change, await self._tables.pauses(queue))
                 runners = self._runners_of(queue)
                 # List all buckets for a new shard and at intervals, otherwise only the new ones.
                 began, now = self._monotonic(), self._clock.now()
@@ -249,6 +256,7 @@ class WorkerLoop:
                 for runner in runners:
                     shard = runner.lease.row.shard
                     try:
+                        runner.control(controls)
                         runner.offer({place.bucket: closed for place, closed in found.items() if place.shard == shard})
                     except Exception as e:
                         self._set_aside(runner, e)
@@ -335,10 +343,11 @@ class WorkerLoop:
             entry,
             runner.own.time_limit_seconds,
             lambda: lease.valid,
-            lambda: lease.valid and not (self._stopping or lease.leaving),
+            lambda: lease.valid and not (self._stopping or lease.leaving or runner.withholds(entry)),
+            partial(runner.is_cancelled, entry),
         )
         outcome = await self._attempts.run(attempt)
-        if outcome is None and lease.valid and (self._stopping or lease.leaving):
+        if outcome is None and lease.valid:
             self._start(self._settle(runner, partial(runner.give_back, entry)))
             return
         if outcome is None:

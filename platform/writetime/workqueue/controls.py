@@ -1,0 +1,203 @@
+"""What people ask of the workers of a queue: to pause it or a key, and to cancel items; and what became of an item.
+
+A request is first written, and then a change of the queue is recorded next to the owners of its shards, which each
+worker reads every few seconds anyway. So requests cost nothing while nobody makes one. A worker reads the requests
+before it reads the buckets of a shard that it has taken. So it knows all requests from before it took the shard.
+
+Only the owner of an item's shard changes the item's state, by a fenced write. So an item that is cancelled while its
+handler runs is either completed or cancelled, once.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from writetime.clients.database import connect
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.core.json_texts import from_json
+from writetime.workqueue.items import ItemPartition, Status, bucket_of, shard_of
+from writetime.workqueue.queue_tables import QueueTables
+from writetime.workqueue.statements import retry
+
+_T = TypeVar("_T")
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+_SHARDS_AT_ONCE = 32
+
+
+class UnknownItem(WritetimeError):
+    """The queue has no item with this id, or its bucket was dropped."""
+
+
+@dataclass(frozen=True)
+class ItemState:
+    """What became of an item: `status` is waiting, processing, retry, cancelling, or one of the final ones: completed
+    (with the handler's `result`), dead, or cancelled. `error` is that of the last failed attempt.
+    """
+
+    queue: str
+    item_id: UUID
+    status: str
+    attempts: int = 0
+    result: Any = None
+    error: str | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether the item is finished."""
+        return self.status in (Status.COMPLETED.lower(), Status.DEAD.lower(), Status.CANCELLED.lower())
+
+
+class AsyncControls:
+    """Controls queues from an event loop. If the database does not answer in `workqueue.enqueue_timeout_seconds`, the
+    methods raise `WritetimeError`, and may be repeated. For a queue that was never used, they raise `UnknownQueue`.
+    """
+
+    def __init__(self, tables: QueueTables, settings: Settings, is_ending: Callable[[], bool] = lambda: False) -> None:
+        """Set up. Nothing waits for items any more once `is_ending`."""
+        self._tables = tables
+        self._is_ending = is_ending
+        self._seconds = settings.workqueue.enqueue_timeout_seconds
+
+    async def pause(self, queue: str, key: str | None = None) -> bool:
+        """Start no more items of a queue, or of a key of it, until it is resumed; running ones end as usual. Return
+        whether it was not paused. Workers follow within about two seconds.
+        """
+        return await self._change(queue, partial(self._tables.pause, queue, key))
+
+    async def resume(self, queue: str, key: str | None = None) -> bool:
+        """Start items of a queue, or of a key of it, again. A key of a paused queue stays paused with it. Return
+        whether it was paused.
+        """
+        return await self._change(queue, partial(self._tables.resume, queue, key))
+
+    async def cancel(
+        self, queue: str, item_id: UUID, *, key: str | None = None, wait_seconds: float = 0.0
+    ) -> ItemState:
+        """Cancel an item, and return its state as `item` does. One that waits does not run any more. For one that runs,
+        `Item.cancelled` is true; an async handler is cancelled. It is `cancelled` unless its handler returns a result
+        within a few seconds. Without a worker, or before the bucket of a delayed item begins, it stays `cancelling`.
+        Raises `UnknownItem`.
+        """
+        places = await self._in_time(partial(self._find, queue, item_id, key))
+        if not (found := await self._state(places, item_id)).final:
+            await self.cancel_all(queue, [(place, item_id) for place in places])
+            found = await self._wait(places, item_id, wait_seconds)
+        return found
+
+    async def cancel_all(self, queue: str, items: Iterable[tuple[ItemPartition, UUID]]) -> None:
+        """Request that items are cancelled, which exist in these partitions."""
+        by_place: dict[ItemPartition, list[UUID]] = defaultdict(list)
+        for place, item_id in items:
+            by_place[place].append(item_id)
+        for place, ids in by_place.items():
+            for start in range(0, len(ids), _SHARDS_AT_ONCE):
+                some = ids[start : start + _SHARDS_AT_ONCE]
+                await self._in_time(partial(retry, partial(self._tables.insert_cancels, place, some)))
+        if by_place:
+            await self._in_time(partial(self._announce, queue))
+
+    async def item(self, queue: str, item_id: UUID, *, key: str | None = None, wait_seconds: float = 0.0) -> ItemState:
+        """Return the state of an item once it is finished, or after some seconds. With its `key`, only one shard is
+        searched. Raises `UnknownItem`.
+        """
+        return await self._wait(await self._in_time(partial(self._find, queue, item_id, key)), item_id, wait_seconds)
+
+    async def _change(self, queue: str, write: Callable[[], Awaitable[bool]]) -> bool:
+        async def change() -> bool:
+            await retry(partial(self._tables.known_queue, queue))
+            changed = await retry(write)
+            # Also if nothing has changed: an earlier call may have ended before this.
+            await self._announce(queue)
+            return changed
+
+        return await self._in_time(change)
+
+    async def _announce(self, queue: str) -> None:
+        """Record a change, after its request was written. If another call does so first, workers read both."""
+        before = await retry(partial(self._tables.controls, queue))
+        await retry(partial(self._tables.change_controls, queue, uuid4(), before=before))
+
+    async def _find(self, queue: str, item_id: UUID, key: str | None) -> list[ItemPartition]:
+        """Return the partitions with an item. There may be several if callers gave one id to items of several keys."""
+        shards, bucket_seconds = await retry(partial(self._tables.known_queue, queue))
+        bucket = bucket_of(item_id, bucket_seconds)
+        free = asyncio.Semaphore(_SHARDS_AT_ONCE)
+
+        async def has(place: ItemPartition) -> bool:
+            async with free:
+                return bool(await retry(partial(self._tables.existing, place, [item_id])))
+
+        numbers = range(shards) if key is None else [shard_of(key, item_id, shards)]
+        places = [ItemPartition(queue, shard, bucket) for shard in numbers]
+        found = [p for p, there in zip(places, await asyncio.gather(*map(has, places)), strict=True) if there]
+        if not found:
+            raise UnknownItem(f"queue {queue} has no item {item_id}, or it was finished and dropped long ago")
+        return found
+
+    async def _wait(self, places: list[ItemPartition], item_id: UUID, seconds: float) -> ItemState:
+        now = asyncio.get_running_loop().time
+        until, pause = now() + seconds, _FIRST_PAUSE_SECONDS
+        while True:
+            found, left = await self._state(places, item_id), until - now()
+            if found.final or left <= 0 or self._is_ending():
+                return found
+            await asyncio.sleep(min(pause, left))
+            pause = min(_LONGEST_PAUSE_SECONDS, pause * 1.5)
+
+    async def _state(self, places: list[ItemPartition], item_id: UUID) -> ItemState:
+        """Return the state of an item; of several with one id, that of one that is not finished."""
+        states = [await self._in_time(partial(self._state_at, place, item_id)) for place in places]
+        return min(states, key=lambda state: state.final)
+
+    async def _state_at(self, place: ItemPartition, item_id: UUID) -> ItemState:
+        row = await retry(partial(self._tables.state, place, item_id))
+        if row is not None and row.status.final:
+            result = None if row.result is None else from_json(row.result)
+            return ItemState(place.queue, item_id, row.status.lower(), row.attempts, result, row.error)
+        status = "waiting" if row is None else row.status.lower()
+        if await retry(partial(self._tables.is_cancelled, place, item_id)):
+            status = "cancelling"
+        return ItemState(place.queue, item_id, status, row.attempts if row else 0, None, row.error if row else None)
+
+    async def _in_time(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await work()
+        except TimeoutError:
+            raise WritetimeError(f"the database has not answered in {self._seconds:g} s; repeat the call") from None
+
+
+def pause(settings: Settings, queue: str, key: str | None = None) -> bool:
+    """Do as `AsyncControls.pause`."""
+    return _run(settings, lambda controls: controls.pause(queue, key))
+
+
+def resume(settings: Settings, queue: str, key: str | None = None) -> bool:
+    """Do as `AsyncControls.resume`."""
+    return _run(settings, lambda controls: controls.resume(queue, key))
+
+
+def cancel(settings: Settings, queue: str, item_id: UUID, *, wait_seconds: float = 10.0) -> ItemState:
+    """Do as `AsyncControls.cancel`."""
+    return _run(settings, lambda controls: controls.cancel(queue, item_id, wait_seconds=wait_seconds))
+
+
+def item_state(settings: Settings, queue: str, item_id: UUID, *, wait_seconds: float = 0.0) -> ItemState:
+    """Do as `AsyncControls.item`."""
+    return _run(settings, lambda controls: controls.item(queue, item_id, wait_seconds=wait_seconds))
+
+
+def _run(settings: Settings, work: Callable[[AsyncControls], Awaitable[_T]]) -> _T:
+    with connect(settings) as session:
+
+        async def run() -> _T:
+            return await work(AsyncControls(QueueTables(session, settings), settings))
+
+        return asyncio.run(run())
