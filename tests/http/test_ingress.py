@@ -295,7 +295,9 @@ def test_ready_names_a_missing_topic_and_a_stop(broker: Settings) -> None:
 ITEMS = "/queues/{queue}/items"
 ITEM = f"{ITEMS}/{{itemId}}"
 PAUSE = "/queues/{queue}/pause"
-ABOUT_ITEMS = [("GET", ITEM), ("DELETE", ITEM), ("PUT", PAUSE), ("DELETE", PAUSE)]
+REDRIVE = "/queues/{queue}/redrive"
+ABOUT_QUEUES = [("PUT", PAUSE), ("DELETE", PAUSE), ("POST", REDRIVE), ("DELETE", ITEMS)]
+ABOUT_ITEMS = [("GET", ITEM), ("DELETE", ITEM), *ABOUT_QUEUES]
 Call = tuple[str, str, httpx.Response]
 
 
@@ -338,7 +340,9 @@ class Calls:
     def ask(self, ingress: Running, method: str, path: str, item_id: str, **query: str) -> None:
         """Call about a queue or an item."""
         address = path.replace("{queue}", "some jobs").replace("{itemId}", item_id)
-        documented = ITEM if "/items/" in path else PAUSE
+        documented = ITEM if "/items/" in path else path.replace("unknown", "{queue}")
+        if documented == ITEMS and "key" not in query:
+            query["all"] = "true"
         self.made.append((method, documented, ingress.client.request(method, address, params=query)))
 
     def call_one_that_is_cut_off(self, cut_off: Running) -> None:
@@ -479,6 +483,11 @@ def test_an_item_is_awaited_and_cancelled_and_a_queue_paused_over_http(broker: S
             assert waiting.result().json() == {"itemId": good, "status": "completed", "attempts": 1, "result": [1]}
         assert client.delete(f"{path}/{good}").json()["status"] == "completed"
         assert client.get(f"{path}/{bad}").json()["status"] == "cancelled"
+        client.post(path, json=[{"payload": n, "key": "k"} for n in (1, 2)])
+        assert client.delete(path).status_code == 400
+        assert client.delete(f"{path}?olderThanSeconds=3600").json() == {"cancelling": 0}
+        assert client.delete(f"{path}?key=k").json() == {"cancelling": 2}
+        assert client.post(f"/queues/{queue}/redrive?error=x").json() == {"redriven": 0}
 
 
 @pytest.mark.parametrize(("error", "status"), [(OperationTimedOut(), 503), (RuntimeError("a bug"), 500)])

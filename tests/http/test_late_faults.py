@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from writetime.clients.database import DatabaseUnreachable
 from writetime.core import config
 from writetime.http.bodies import RefusedCall
-from writetime.http.work_items import ItemsEndpoint
+from writetime.http.work_items import Connected, ItemsEndpoint
 from writetime.workqueue.enqueue import AsyncEnqueuer
 
 
@@ -25,9 +25,9 @@ def test_the_next_call_does_not_get_the_fault_of_an_earlier_one(monkeypatch: pyt
     """Nobody else takes it: asyncio would log it with its traceback."""
     refused, unhandled = threading.Event(), list[dict[str, Any]]()
 
-    def connect(_: ItemsEndpoint) -> AsyncEnqueuer:
+    def connect(_: ItemsEndpoint) -> Connected:
         if refused.is_set():
-            return cast(AsyncEnqueuer, Enqueuer())
+            return Connected(cast(Any, None), cast(AsyncEnqueuer, Enqueuer()), cast(Any, None))
         refused.wait(60)
         raise DatabaseUnreachable("no database answers")
 

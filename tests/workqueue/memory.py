@@ -154,6 +154,9 @@ class MemoryTables(QueueTables):
     async def item_ids(self, place: ItemPartition, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
         return await self._ask(lambda: [i for i, _ in self._between(place, after, before)][:most])
 
+    async def item_keys(self, place: ItemPartition, after: UUID, before: UUID) -> dict[UUID, str | None]:
+        return await self._ask(lambda: {i: e.key for i, e in self._between(place, after, before)})
+
     async def item(self, place: ItemPartition, item_id: UUID) -> Entry:
         return await self._ask(lambda: _fresh(place, self._db.items[place][item_id]))
 

@@ -20,6 +20,7 @@ from tests.workqueue.working import states
 from writetime.cli.main import main
 from writetime.clients.database import connect
 from writetime.core.config import Settings
+from writetime.core.counts import pluralize
 from writetime.servers.process import free_port
 from writetime.workqueue import dead_items
 from writetime.workqueue.inspect import Account, inspecting
@@ -100,7 +101,9 @@ def test_work_inspect_and_redrive(own: Settings, jobs: str, tmp_path: Path) -> N
         assert_counted(own, jobs)
     assert sorted(row.result or "" for row in states(own, jobs).values()) == ["", "2", "4"]
     assert "ValueError: three" in run("queue", "inspect", jobs, "--dead-letters")
-    assert run("queue", "redrive", jobs) == "1 redriven\n"
+    for options in (["--key", "other"], ["--error", "four"]):
+        assert run("queue", "redrive", jobs, *options) == "0 redriven\n"
+    assert run("queue", "redrive", jobs, "--key", "k", "--error", "three") == "1 redriven\n"
     assert json.loads(run("queue", "inspect", jobs))["received"] == 1
     assert jobs in run("queue", "inspect")
     for command in (["inspect"], ["inspect", "--dead-letters"], ["redrive"]):
@@ -169,6 +172,11 @@ def test_a_queue_is_paused_and_items_are_cancelled_and_awaited(own: Settings, jo
     }
     with inspecting(own) as inspector:
         assert inspector.account(jobs) == Account(2, 1, 0, 0, 0, 0, cancelled=1)
+    run("queue", "enqueue", jobs, "1", "--key", "k")
+    for options, count in (["--key", "l"], 0), (["--older-than", "3600"], 0), (["--key", "k", "--older-than", "0"], 1):
+        assert run("queue", "cancel", jobs, *options) == f"{pluralize(count, 'item')} to be cancelled\n"
+    for arguments in ([jobs], [jobs, good, "--all"]):
+        assert CliRunner().invoke(main, ["queue", "cancel", *arguments]).exit_code == 1
     unknown = CliRunner().invoke(main, ["queue", "item", jobs, str(UUID(int=7 << 76))])
     assert (unknown.exit_code, f"queue {jobs} has no item" in unknown.stderr) == (1, True)
 

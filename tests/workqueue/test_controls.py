@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, handler: Callable[[Item], Awaitable[Any]], backoff: float = 0.05, **workqueue: Any) -> None:
         own = {"shards": 1, "max_attempts": 3, "backoff_base_seconds": backoff}
-        self.settings = with_queue(Settings(), QUEUE, own, drain_seconds=1.0, **workqueue)
+        self.settings = with_queue(Settings(), QUEUE, own, drain_seconds=1.0, idle_poll_seconds=1.0, **workqueue)
         self.database = MemoryDatabase(random.Random(1), 1_700_000_000_000)
         self.controls = AsyncControls(MemoryTables(self.database), self.settings)
         self.begun: list[Any] = []
@@ -235,6 +235,30 @@ def test_a_failed_item_that_is_cancelled_is_not_tried_again() -> None:
         assert world.begun == [1]
 
     run(work, handle, backoff=20.0)
+
+
+def test_all_items_that_fit_are_cancelled() -> None:
+    async def work(world: World) -> None:
+        [running] = await world.enqueue(0)
+        async with world:
+            await asyncio.sleep(ROUND_SECONDS)
+            await world.controls.pause(QUEUE)
+            await asyncio.sleep(ROUND_SECONDS)
+            for key in ("a", "b"):
+                await world.enqueue(1, 2, key=key)
+            assert await world.controls.cancel_all(QUEUE, key="c") == 0
+            assert await world.controls.cancel_all(QUEUE, key="a") == 2
+            assert await world.controls.cancel_all(QUEUE, older_than_seconds=1.0) == 1
+            await asyncio.sleep(ROUND_SECONDS)
+            assert len(world.database.cancelled) == 3
+            assert running in world.database.cancelled
+            await world.controls.resume(QUEUE)
+            await asyncio.sleep(200)
+            assert (world.begun, len(world.database.completions)) == ([0, 1, 2], 2)
+            await world.enqueue(3, 4)
+            assert await world.controls.cancel_all(QUEUE) == 2
+
+    run(work, slow)
 
 
 def test_the_state_of_an_item_is_awaited() -> None:

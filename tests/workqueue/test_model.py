@@ -6,6 +6,8 @@ import pytest
 
 from tests.workqueue.model import Rules, explore
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_state_of_the_protocol_is_wrong(is_long: bool) -> None:
     count, wrong = explore(Rules(epochs=3 if is_long else 2))

@@ -99,11 +99,25 @@ def item_command(queue: str, item_id: UUID, wait: float) -> None:
 
 @queue_group.command(name="cancel")
 @click.argument("queue")
-@click.argument("item_id", type=click.UUID)
+@click.argument("item_id", type=click.UUID, required=False)
 @click.option("--wait", default=10.0, show_default=True, help="Seconds to wait until the item is finished.")
-def cancel_command(queue: str, item_id: UUID, wait: float) -> None:
-    """Cancel an item, and show its state as JSON: one that waits does not run, and one that runs is asked to end."""
-    _show(controls.cancel(config.load(), queue, item_id, wait_seconds=wait))
+@click.option("--all", "everything", is_flag=True, help="All unfinished items.")
+@click.option("--key", help="All unfinished items of this key.")
+@click.option("--older-than", type=click.FloatRange(min=0), help="All unfinished items that are so many seconds old.")
+def cancel_command(
+    queue: str, item_id: UUID | None, *, wait: float, everything: bool, key: str | None, older_than: float | None
+) -> None:
+    """Cancel an item, and show its state as JSON: one that waits does not run, and one that runs is asked to end. Or
+    cancel all unfinished items that fit, without waiting for them.
+    """
+    settings = config.load()
+    if (item_id is not None) == (everything or key is not None or older_than is not None):
+        raise WritetimeError("name either an item, or which items to cancel: --all, --key, --older-than")
+    if item_id is not None:
+        _show(controls.cancel(settings, queue, item_id, wait_seconds=wait))
+        return
+    count = controls.cancel_all(settings, queue, key=key, older_than_seconds=older_than)
+    click.echo(f"{pluralize(count, 'item')} to be cancelled")
 
 
 @queue_group.command(name="pause")
@@ -128,6 +142,8 @@ def _show(state: controls.ItemState) -> None:
 
 @queue_group.command(name="redrive")
 @click.argument("queue")
-def redrive_command(queue: str) -> None:
+@click.option("--key", help="Only those of this key.")
+@click.option("--error", help="Only those whose error contains this text.")
+def redrive_command(queue: str, key: str | None, error: str | None) -> None:
     """Enqueue the dead letters that were not redriven yet again, as new items."""
-    click.echo(f"{dead_items.redrive(config.load(), queue)} redriven")
+    click.echo(f"{dead_items.redrive(config.load(), queue, key=key, error=error)} redriven")

@@ -14,9 +14,11 @@ from starlette.routing import Route
 
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
+from writetime.core.setting_types import YEAR_SECONDS
 from writetime.http.bodies import RefusedCall
-from writetime.http.work_items import RETRY_AFTER, ItemsEndpoint
-from writetime.workqueue.controls import AsyncControls, ItemState, UnknownItem
+from writetime.http.work_items import RETRY_AFTER, Connected, ItemsEndpoint
+from writetime.workqueue.controls import ItemState, UnknownItem
+from writetime.workqueue.dead_items import redrive_letters
 from writetime.workqueue.enqueue import MAX_KEY_BYTES
 from writetime.workqueue.queue_tables import UnknownQueue
 
@@ -29,41 +31,68 @@ class ControlsEndpoint:
 
     def __init__(self, items: ItemsEndpoint, settings: Settings) -> None:
         self._items = items
+        self._settings = settings
         self._most_asking = settings.ingest.max_pending_events
         self._asking = 0
         self.routes = [
             Route("/queues/{queue:path}/items/{item_id}", self._item, methods=["GET", "DELETE"]),
             Route("/queues/{queue:path}/pause", self._pause, methods=["PUT", "DELETE"]),
+            Route("/queues/{queue:path}/items", self._cancel_all, methods=["DELETE"]),
+            Route("/queues/{queue:path}/redrive", self._redrive, methods=["POST"]),
         ]
 
     async def _item(self, request: Request) -> Response:
-        async def ask(controls: AsyncControls) -> dict[str, Any]:
-            queue, key, seconds = request.path_params["queue"], _key(request), _wait(request)
+        async def ask(connected: Connected) -> dict[str, Any]:
+            queue, key, seconds = (
+                request.path_params["queue"],
+                _key(request),
+                _seconds(request, "wait", MAX_WAIT_SECONDS),
+            )
             try:
                 item_id = UUID(request.path_params["item_id"])
             except ValueError:
                 raise RefusedCall(400, "the item id is not a UUID") from None
+            controls = connected.controls
             act = controls.cancel if request.method == "DELETE" else controls.item
             return _described(await act(queue, item_id, key=key, wait_seconds=seconds))
 
         return await self._answer(ask)
 
     async def _pause(self, request: Request) -> Response:
-        async def ask(controls: AsyncControls) -> dict[str, Any]:
+        async def ask(connected: Connected) -> dict[str, Any]:
             paused = request.method == "PUT"
-            act = controls.pause if paused else controls.resume
+            act = connected.controls.pause if paused else connected.controls.resume
             return {"paused": paused, "changed": await act(request.path_params["queue"], _key(request))}
 
         return await self._answer(ask)
 
-    async def _answer(self, ask: Callable[[AsyncControls], Awaitable[dict[str, Any]]]) -> Response:
+    async def _cancel_all(self, request: Request) -> Response:
+        async def ask(connected: Connected) -> dict[str, Any]:
+            key, age, query = _key(request), None, request.query_params
+            if "olderThanSeconds" in query:
+                age = _seconds(request, "olderThanSeconds", YEAR_SECONDS)
+            if key is None and age is None and query.get("all") != "true":
+                raise RefusedCall(400, "name the items to cancel: key, olderThanSeconds, or all=true")
+            queue = request.path_params["queue"]
+            return {"cancelling": await connected.controls.cancel_all(queue, key=key, older_than_seconds=age)}
+
+        return await self._answer(ask)
+
+    async def _redrive(self, request: Request) -> Response:
+        async def ask(connected: Connected) -> dict[str, Any]:
+            tables, queue, error = connected.tables, request.path_params["queue"], request.query_params.get("error")
+            return {"redriven": await redrive_letters(tables, self._settings, queue, key=_key(request), error=error)}
+
+        return await self._answer(ask)
+
+    async def _answer(self, ask: Callable[[Connected], Awaitable[dict[str, Any]]]) -> Response:
         status, headers = 200, {}
         try:
             if self._asking >= self._most_asking:
                 raise RefusedCall(429, "too many calls ask for items; repeat the call later")
             self._asking += 1
             try:
-                answer = await ask((await self._items.connected()).controls)
+                answer = await ask(await self._items.connected())
             finally:
                 self._asking -= 1
         except RefusedCall as e:
@@ -91,11 +120,11 @@ def _key(request: Request) -> str | None:
     return key
 
 
-def _wait(request: Request) -> float:
+def _seconds(request: Request, name: str, most: float) -> float:
     try:
-        seconds = float(request.query_params.get("wait", "0"))
+        seconds = float(request.query_params.get(name, "0"))
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= MAX_WAIT_SECONDS:
-        raise RefusedCall(400, f"wait must be a number of seconds from 0 to {MAX_WAIT_SECONDS:g}")
+    if not 0 <= seconds <= most:
+        raise RefusedCall(400, f"{name} must be a number of seconds from 0 to {most:g}")
     return seconds

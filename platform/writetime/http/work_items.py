@@ -47,6 +47,7 @@ def max_item_bytes(settings: Settings) -> int:
 class Connected(NamedTuple):
     """What uses the one connection to the database."""
 
+    tables: QueueTables
     enqueuer: AsyncEnqueuer
     controls: AsyncControls
 
@@ -60,7 +61,7 @@ class ItemsEndpoint:
         max_batch: int,
         gate: Gate,
         registry: CollectorRegistry,
-        is_draining: Callable[[], bool],
+        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = settings
         self._is_draining = is_draining
@@ -155,7 +156,7 @@ class ItemsEndpoint:
                 session = resources.enter_context(connect(self._settings))
                 tables = QueueTables(session, self._settings)
                 controls = AsyncControls(tables, self._settings, self._is_draining)
-                connected = Connected(AsyncEnqueuer(tables, self._settings), controls)
+                connected = Connected(tables, AsyncEnqueuer(tables, self._settings), controls)
             except DRIVER_FAULTS as e:
                 # The next call tries again.
                 raise DatabaseUnreachable(f"the database cannot be used: {reason_of(e)}") from e

@@ -1,6 +1,6 @@
 """Work queues in the database: items are inserted; fenced conditional writes change their states."""
 
-from writetime.workqueue.controls import ItemState, UnknownItem, cancel, item_state, pause, resume
+from writetime.workqueue.controls import ItemState, UnknownItem, cancel, cancel_all, item_state, pause, resume
 from writetime.workqueue.dead_items import redrive
 from writetime.workqueue.enqueue import Enqueuer, EnqueueUnknown, ItemConflict, NewItem
 from writetime.workqueue.inspect import inspect
@@ -18,6 +18,7 @@ __all__ = [
     "UnknownItem",
     "Worker",
     "cancel",
+    "cancel_all",
     "inspect",
     "item_state",
     "pause",

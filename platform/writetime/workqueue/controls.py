@@ -9,8 +9,7 @@ handler runs is either completed or cancelled, once.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.json_texts import from_json
-from writetime.workqueue.items import ItemPartition, Status, bucket_of, shard_of
+from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition, Status, bucket_of, first_id, shard_of
 from writetime.workqueue.queue_tables import QueueTables
 from writetime.workqueue.statements import retry
 
@@ -29,6 +28,8 @@ _T = TypeVar("_T")
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 _SHARDS_AT_ONCE = 32
+# Requests in one insert.
+_ROWS_AT_ONCE = 100
 
 
 class UnknownItem(WritetimeError):
@@ -87,21 +88,41 @@ class AsyncControls:
         """
         places = await self._in_time(partial(self._find, queue, item_id, key))
         if not (found := await self._state(places, item_id)).final:
-            await self.cancel_all(queue, [(place, item_id) for place in places])
+            for place in places:
+                await self._request(place, [item_id])
+            await self._in_time(partial(self._announce, queue))
             found = await self._wait(places, item_id, wait_seconds)
         return found
 
-    async def cancel_all(self, queue: str, items: Iterable[tuple[ItemPartition, UUID]]) -> None:
-        """Request that items are cancelled, which exist in these partitions."""
-        by_place: dict[ItemPartition, list[UUID]] = defaultdict(list)
-        for place, item_id in items:
-            by_place[place].append(item_id)
-        for place, ids in by_place.items():
-            for start in range(0, len(ids), _SHARDS_AT_ONCE):
-                some = ids[start : start + _SHARDS_AT_ONCE]
-                await self._in_time(partial(retry, partial(self._tables.insert_cancels, place, some)))
-        if by_place:
+    async def cancel_all(self, queue: str, *, key: str | None = None, older_than_seconds: float | None = None) -> int:
+        """Cancel the unfinished items of a queue, of a key, or of a minimal age, as `cancel` does; return their number.
+        It reads the keys of all unfinished items, and raises `UnknownWrite` if the database does not answer.
+        """
+        shards, _ = await self._in_time(partial(self._tables.known_queue, queue))
+        before = LAST_ID
+        if older_than_seconds is not None:
+            before = first_id(await self._in_time(self._tables.now) - round(older_than_seconds * 1000))
+        count = 0
+        for place, closed in (await self._tables.buckets(queue)).items():
+            if closed is None and (key is None or place.shard == shard_of(key, LAST_ID, shards)):
+                ids = await self._unfinished(place, before, key)
+                await self._request(place, ids)
+                count += len(ids)
+        if count:
             await self._in_time(partial(self._announce, queue))
+        return count
+
+    async def _unfinished(self, place: ItemPartition, before: UUID, key: str | None) -> list[UUID]:
+        floor = (await self._tables.statics(place)).floor or NO_ID
+        keys = await self._tables.item_keys(place, floor, before)
+        states = await self._tables.states(place, floor)
+        finished = {item_id for item_id, state in states.items() if state.status.final}
+        return [item_id for item_id, own in keys.items() if item_id not in finished and key in (None, own)]
+
+    async def _request(self, place: ItemPartition, item_ids: Sequence[UUID]) -> None:
+        for start in range(0, len(item_ids), _ROWS_AT_ONCE):
+            some = item_ids[start : start + _ROWS_AT_ONCE]
+            await self._in_time(partial(self._tables.insert_cancels, place, some))
 
     async def item(self, queue: str, item_id: UUID, *, key: str | None = None, wait_seconds: float = 0.0) -> ItemState:
         """Return the state of an item once it is finished, or after some seconds. With its `key`, only one shard is
@@ -111,8 +132,8 @@ class AsyncControls:
 
     async def _change(self, queue: str, write: Callable[[], Awaitable[bool]]) -> bool:
         async def change() -> bool:
-            await retry(partial(self._tables.known_queue, queue))
-            changed = await retry(write)
+            await self._tables.known_queue(queue)
+            changed = await write()
             # Also if nothing has changed: an earlier call may have ended before this.
             await self._announce(queue)
             return changed
@@ -121,18 +142,17 @@ class AsyncControls:
 
     async def _announce(self, queue: str) -> None:
         """Record a change, after its request was written. If another call does so first, workers read both."""
-        before = await retry(partial(self._tables.controls, queue))
-        await retry(partial(self._tables.change_controls, queue, uuid4(), before=before))
+        await self._tables.change_controls(queue, uuid4(), before=await self._tables.controls(queue))
 
     async def _find(self, queue: str, item_id: UUID, key: str | None) -> list[ItemPartition]:
         """Return the partitions with an item. There may be several if callers gave one id to items of several keys."""
-        shards, bucket_seconds = await retry(partial(self._tables.known_queue, queue))
+        shards, bucket_seconds = await self._tables.known_queue(queue)
         bucket = bucket_of(item_id, bucket_seconds)
         free = asyncio.Semaphore(_SHARDS_AT_ONCE)
 
         async def has(place: ItemPartition) -> bool:
             async with free:
-                return bool(await retry(partial(self._tables.existing, place, [item_id])))
+                return bool(await self._tables.existing(place, [item_id]))
 
         numbers = range(shards) if key is None else [shard_of(key, item_id, shards)]
         places = [ItemPartition(queue, shard, bucket) for shard in numbers]
@@ -157,19 +177,19 @@ class AsyncControls:
         return min(states, key=lambda state: state.final)
 
     async def _state_at(self, place: ItemPartition, item_id: UUID) -> ItemState:
-        row = await retry(partial(self._tables.state, place, item_id))
+        row = await self._tables.state(place, item_id)
         if row is not None and row.status.final:
             result = None if row.result is None else from_json(row.result)
             return ItemState(place.queue, item_id, row.status.lower(), row.attempts, result, row.error)
         status = "waiting" if row is None else row.status.lower()
-        if await retry(partial(self._tables.is_cancelled, place, item_id)):
+        if await self._tables.is_cancelled(place, item_id):
             status = "cancelling"
         return ItemState(place.queue, item_id, status, row.attempts if row else 0, None, row.error if row else None)
 
     async def _in_time(self, work: Callable[[], Awaitable[_T]]) -> _T:
         try:
             async with asyncio.timeout(self._seconds):
-                return await work()
+                return await retry(work)
         except TimeoutError:
             raise WritetimeError(f"the database has not answered in {self._seconds:g} s; repeat the call") from None
 
@@ -187,6 +207,13 @@ def resume(settings: Settings, queue: str, key: str | None = None) -> bool:
 def cancel(settings: Settings, queue: str, item_id: UUID, *, wait_seconds: float = 10.0) -> ItemState:
     """Do as `AsyncControls.cancel`."""
     return _run(settings, lambda controls: controls.cancel(queue, item_id, wait_seconds=wait_seconds))
+
+
+def cancel_all(
+    settings: Settings, queue: str, *, key: str | None = None, older_than_seconds: float | None = None
+) -> int:
+    """Do as `AsyncControls.cancel_all`."""
+    return _run(settings, lambda controls: controls.cancel_all(queue, key=key, older_than_seconds=older_than_seconds))
 
 
 def item_state(settings: Settings, queue: str, item_id: UUID, *, wait_seconds: float = 0.0) -> ItemState:

@@ -27,9 +27,9 @@ def dead_letters(settings: Settings, queue: str) -> list[DeadItem]:
         return asyncio.run(read_letters(QueueTables(session, settings), queue))
 
 
-def redrive(settings: Settings, queue: str) -> int:
-    """Enqueue each dead letter that was not redriven yet as a new item, with its key, payload and time limit. Return
-    the number of letters.
+def redrive(settings: Settings, queue: str, *, key: str | None = None, error: str | None = None) -> int:
+    """Enqueue each dead letter that was not redriven yet as a new item, with its key, payload and time limit; with
+    `key` or `error`, only those of a key, or whose error contains a text. Return the number of letters.
 
     A letter names its new item before that item is inserted, and both writes may be repeated. So a redrive that was
     interrupted, or two at once, create one new item. If the named item is missing and its bucket may be closed, the
@@ -37,7 +37,7 @@ def redrive(settings: Settings, queue: str) -> int:
     does not acknowledge an item: then the next call continues.
     """
     with connect(settings) as session:
-        return asyncio.run(_redrive(QueueTables(session, settings), settings, queue))
+        return asyncio.run(redrive_letters(QueueTables(session, settings), settings, queue, key=key, error=error))
 
 
 async def read_letters(tables: QueueTables, queue: str) -> list[DeadItem]:
@@ -78,12 +78,17 @@ async def _counting(
     return found
 
 
-async def _redrive(tables: QueueTables, settings: Settings, queue: str) -> int:
+async def redrive_letters(
+    tables: QueueTables, settings: Settings, queue: str, *, key: str | None = None, error: str | None = None
+) -> int:
+    """Do as `redrive`."""
     own = settings.workqueue
     clock, ids = DatabaseClock(tables), IdMaker()
     shards, bucket_seconds = await tables.known_queue(queue)
     count = 0
     for letter in await retry(partial(read_letters, tables, queue)):
+        if key not in (None, letter.key) or (error or "") not in letter.error:
+            continue
         named, made = letter.redriven_as, None
         while True:
             await retry(clock.look)

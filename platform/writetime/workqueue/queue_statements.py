@@ -37,6 +37,9 @@ class QueueStatements(Statements):
     insert_new_item = Statement(f"{_INSERT_ITEM} IF NOT EXISTS")
     items = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
     item_ids = Statement(f"SELECT item_id FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
+    item_keys = Statement(
+        f"SELECT item_id, textAsBlob(key) AS key FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ?"
+    )
     item = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id = ?")
     existing = Statement(f"SELECT item_id FROM {{}}.queue_items WHERE {_PART} AND item_id IN ?")
     statuses = Statement(

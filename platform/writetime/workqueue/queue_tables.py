@@ -201,6 +201,11 @@ class QueueTables:
         """Return the ids of the first items between two ids, by default of all."""
         return [row.item_id async for row in self._pages(self._cql.item_ids, (*place, after, before, most))]
 
+    async def item_keys(self, place: ItemPartition, after: UUID, before: UUID) -> dict[UUID, str | None]:
+        """Return the items between two ids with their keys."""
+        rows = self._pages(self._cql.item_keys, (*place, after, before))
+        return {row.item_id: text_of(row.key) async for row in rows}
+
     async def item(self, place: ItemPartition, item_id: UUID) -> Entry:
         """Return one item that is known to exist."""
         return _entry(place, (await self._run(self._cql.item, (*place, item_id)))[0])
