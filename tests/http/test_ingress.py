@@ -432,6 +432,10 @@ REFUSED_ITEMS = [
     b'[{"payload":1},{"payload":' + b"[" * 990 + b"]" * 990 + b"}]",
     b'{"payload":' + b'{"a":' * 251 + b"1" + b"}" * 252,
     b'{"payload":1,"itemId":"7"}',
+    b'{"payload":1,"uniqueName":7}',
+    b'{"payload":1,"uniqueName":""}',
+    b'{"payload":1,"uniqueName":"a","uniqueSeconds":0}',
+    b'{"payload":1,"uniqueSeconds":"1"}',
     b'{"payload":NaN}',
     b'{"payload":{"a":1,"a":2}}',
     b'{"payload":1,"payload":2}',
@@ -484,6 +488,10 @@ def test_an_item_is_awaited_and_cancelled_and_a_queue_paused_over_http(broker: S
         assert client.delete(f"{path}/{good}").json()["status"] == "completed"
         assert client.get(f"{path}/{bad}").json()["status"] == "cancelled"
         client.post(path, json=[{"payload": n, "key": "k"} for n in (1, 2)])
+        named = [{"payload": n, "key": "l", "uniqueName": "report"} for n in (1, 2)]
+        ids = [client.post(path, json=item).json()["itemId"] for item in named]
+        assert ids == [ids[0]] * 2
+        assert client.post(path, json=named).json()["itemIds"] == ids
         assert client.delete(path).status_code == 400
         assert client.delete(f"{path}?olderThanSeconds=3600").json() == {"cancelling": 0}
         assert client.delete(f"{path}?key=k").json() == {"cancelling": 2}

@@ -75,6 +75,7 @@ class MemoryDatabase:
         self.cancelled: list[UUID] = []
         self.dropped: set[ItemPartition] = set()
         self.paused: dict[str, int] = {}
+        self.names: dict[str, tuple[float, Entry]] = {}
         self.cancels: dict[ItemPartition, set[UUID]] = {}
         self.controls: UUID | None = None
         self.faults: list[tuple[str, str, int, str]] = []
@@ -140,6 +141,26 @@ class MemoryTables(QueueTables):
             return []
 
         return await self._ask(act)
+
+    async def claim_name(self, name: str, entry: Entry, seconds: int) -> Entry | None:
+        def act() -> Entry | None:
+            now = asyncio.get_running_loop().time()
+            until, first = self._db.names.get(name, (0.0, entry))
+            if until > now:
+                return first
+            self._db.names[name] = now + seconds, entry
+            return None
+
+        return await self._ask(act)
+
+    async def change_name(self, name: str, entry: Entry, seconds: int, *, before: UUID) -> None:
+        def act() -> None:
+            now = asyncio.get_running_loop().time()
+            until, first = self._db.names.get(name, (0.0, entry))
+            if until > now and first.item_id == before:
+                self._db.names[name] = now + seconds, entry
+
+        await self._ask(act)
 
     async def insert_bucket(self, place: ItemPartition) -> None:
         await self._ask(lambda: self._db.registry.setdefault((place.queue, place.bucket, place.shard), None))

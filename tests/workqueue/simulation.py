@@ -72,6 +72,8 @@ class Simulation:
         self.times: list[tuple[float, float, str | None, Any]] = []
         self.cancels: dict[Any, tuple[float, str]] = {}
         self.pauses: list[tuple[str | None, float, float]] = []
+        # The ids of acknowledged items by their unique names.
+        self.names: dict[str, set[Any]] = defaultdict(set)
         self.workers = 0
         self.fenced = 0
 
@@ -159,10 +161,17 @@ class Simulation:
             delay = rng.choice([0.0] * 8 + [2.0])
             payload = number * 1000 + n + 1
             try:
-                ids = await enqueuer.enqueue(QUEUE, [NewItem(payload, None if delay else key, delay)])
+                item = NewItem(payload, None if delay else key, delay)
+                if rng.random() < 0.1:
+                    item = NewItem(payload, unique_name=rng.choice("mno"), unique_seconds=1e6)
+                ids = await enqueuer.enqueue(QUEUE, [item])
             except EnqueueUnknown as e:
                 self.unknown.update(e.item_ids)
             else:
+                if item.unique_name is not None:
+                    self.names[item.unique_name].update(ids)
+                    self.acknowledged.setdefault(ids[0], (None, len(self.acknowledged)))
+                    continue
                 self.acknowledged[ids[0]] = (None if delay else key), len(self.acknowledged)
             if rng.random() < 0.2:
                 await asyncio.sleep(rng.choice([0.05, 0.5, 6.0]))
@@ -210,6 +219,8 @@ class Simulation:
         assert not dead & set(completed), "an item is completed and dead"
         assert dead <= self.database.letters.keys(), "a dead item has no letter"
         self.check_controls(set(completed), dead)
+        for name, ids in self.names.items():
+            assert len(ids) == 1, f"the name {name} has several items"
         by_key: dict[str, list[int]] = defaultdict(list)
         for item_id in completed:
             key, order = self.acknowledged.get(item_id, (None, 0))

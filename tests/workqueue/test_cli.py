@@ -135,6 +135,17 @@ def test_an_item_may_have_its_own_time_limit(own: Settings, jobs: str) -> None:
     assert (str(row.item_id), row.time_limit_seconds) == (item_id, 2.5)
 
 
+def test_a_name_has_one_item_in_its_time(own: Settings, jobs: str) -> None:
+    """Its row expires by the database's clock."""
+    enqueue = ["queue", "enqueue", jobs, "1", "--key", "k", "--unique"]
+    assert run(*enqueue, "report") == run(*enqueue, "report")
+    first = run(*enqueue, "soon", "--unique-seconds", "1")
+    until(lambda: run(*enqueue, "soon", "--unique-seconds", "1") != first, "the name is free again")
+    assert json.loads(run("queue", "inspect", jobs))["received"] == 3
+    refused = CliRunner().invoke(main, [*enqueue, ""])
+    assert (refused.exit_code, "a unique name must have" in refused.stderr) == (1, True)
+
+
 def assert_counted(settings: Settings, jobs: str) -> None:
     """The worker reports two completed items and a dead one."""
     port = settings.workqueue.metrics_port

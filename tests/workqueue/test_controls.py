@@ -151,6 +151,8 @@ def test_a_waiting_item_that_is_cancelled_never_runs(is_running: bool) -> None:
             assert (await world.state(first)).status == "processing"
             assert (await world.state(third, 200)).status == "completed"
             assert (await world.state(later, 60)).status == "cancelled"
+            # They were not even claimed.
+            assert [(await world.state(item_id)).attempts for item_id in (second, later)] == [0, 0]
         assert world.begun == [1, 3]
         assert world.database.cancelled == [second, later]
 

@@ -1,6 +1,7 @@
 """Enqueueing when the database is slow, or its answers are lost, on tables in memory."""
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 from uuid import UUID
@@ -11,7 +12,7 @@ from tests.workqueue.conftest import with_queue
 from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer, run_virtually
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, NewItem
+from writetime.workqueue.enqueue import AsyncEnqueuer, EnqueueUnknown, InvalidItem, NewItem
 from writetime.workqueue.items import Entry, Item, time_of
 from writetime.workqueue.worker_loop import WorkerLoop
 
@@ -159,4 +160,71 @@ def test_a_delayed_call_whose_answer_is_lost_is_repeated_with_its_ids(*, arrives
     ids = run_virtually(work())
     assert [item_id for item_id, _ in begun] == ids
     for (_, at), item_id in zip(begun, ids, strict=True):
-        assert 0 <= 1_700_000_000 + at - time_of(item_id) / 1000 < 5
+        # The worker reads the clock with an error of half the time of an answer, which takes 10 ms at most.
+        assert -0.005 <= 1_700_000_000 + at - time_of(item_id) / 1000 < 5
+
+
+def test_a_name_has_one_item_in_its_time() -> None:
+    database = memory()
+
+    async def call(payload: int, name: str | None, seconds: float = 100.0) -> UUID:
+        enqueuer = memory_enqueuer(MemoryTables(database), settings())
+        [item_id] = await enqueuer.enqueue(QUEUE, [NewItem(payload, "k", unique_name=name, unique_seconds=seconds)])
+        return item_id
+
+    async def work() -> None:
+        first, second, other, none = await asyncio.gather(call(1, "a"), call(2, "a"), call(3, "b"), call(4, None))
+        assert first == second
+        assert len({first, other, none}) == 3
+        await asyncio.sleep(99)
+        assert await call(5, "a") == first
+        await asyncio.sleep(2)
+        later = await call(6, "a")
+        assert later not in {first, other, none}
+        assert entry_of(database, first).payload in "12"
+        assert sum(len(rows) for rows in database.items.values()) == 4
+
+    run_virtually(work())
+
+
+@pytest.mark.parametrize("seconds", [5.0, 400.0], ids=["soon", "late"])
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_name_whose_first_caller_has_ended_gets_an_item(seconds: float, *, arrives: bool) -> None:
+    """The name was taken, and the item inserted or not, before the caller ended. Later, its bucket may be closed,
+    so that another one replaces it, unless it is there.
+    """
+    database = memory()
+    own = with_queue(Settings(), QUEUE, {"shards": 2}, enqueue_timeout_seconds=10.0)
+
+    class Ending(MemoryTables):
+        async def insert_new(self, entries: Sequence[Entry]) -> list[Entry]:
+            if arrives:
+                await super().insert_new(entries)
+            await asyncio.sleep(1e6)
+            return []
+
+    async def work() -> None:
+        item = NewItem(1, "k", unique_name="a", unique_seconds=1e4)
+        with pytest.raises(EnqueueUnknown) as unknown:
+            await memory_enqueuer(Ending(database), own).enqueue(QUEUE, [item])
+        await asyncio.sleep(seconds)
+        again = NewItem(2, unique_name="a", unique_seconds=1e4)
+        enqueuers = [memory_enqueuer(MemoryTables(database), own) for _ in range(3)]
+        found = {i for ids in await asyncio.gather(*(e.enqueue(QUEUE, [again]) for e in enqueuers)) for i in ids}
+        assert len(found) == 1
+        is_first = arrives or seconds == 5.0
+        assert (found == set(unknown.value.item_ids)) == is_first
+        [entry] = (e for rows in database.items.values() for e in rows.values())
+        assert (entry.item_id, entry.payload, entry.key) == (*found, *(("1", "k") if is_first else ("2", None)))
+
+    run_virtually(work())
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("", 1.0), ("a" * 1025, 1.0), ("a", 0.0), ("a", 4e7), ("a", math.nan)])
+def test_a_name_and_its_time_are_checked(name: str, seconds: float) -> None:
+    async def work() -> None:
+        enqueuer = memory_enqueuer(MemoryTables(memory()), settings())
+        await enqueuer.enqueue(QUEUE, [NewItem(1, unique_name=name, unique_seconds=seconds)])
+
+    with pytest.raises(InvalidItem):
+        run_virtually(work())

@@ -17,7 +17,7 @@ from writetime.core.logs import log_clients
 from writetime.core.printing import printable
 from writetime.core.signals import stopped_by_signal
 from writetime.workqueue import controls, dead_items
-from writetime.workqueue.enqueue import Enqueuer
+from writetime.workqueue.enqueue import Enqueuer, NewItem
 from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.inspect import inspecting
 from writetime.workqueue.metrics import WorkerMetrics
@@ -78,14 +78,26 @@ def inspect_command(queue: str | None, letters: bool) -> None:
 @click.option("--key", help="Items of a key run in order.")
 @click.option("--delay", default=0.0, show_default=True, help="Seconds until the item may run.")
 @click.option("--time-limit", type=float, help="Seconds that one attempt may take, in place of the queue's limit.")
-def enqueue_command(queue: str, payload: str, key: str | None, delay: float, time_limit: float | None) -> None:
+@click.option("--unique", "name", help="Print the id of the item that has this name already, if there is one.")
+@click.option("--unique-seconds", default=86_400.0, show_default=True, help="How long an item has its name.")
+def enqueue_command(
+    queue: str,
+    payload: str,
+    *,
+    key: str | None,
+    delay: float,
+    time_limit: float | None,
+    name: str | None,
+    unique_seconds: float,
+) -> None:
     """Enqueue one item with a JSON payload, and print its id."""
     try:
         value = from_json(payload)
     except (ValueError, RecursionError) as e:
         raise WritetimeError(f"the payload is not JSON: {e}") from None
     with Enqueuer(config.load()) as enqueuer:
-        click.echo(enqueuer.enqueue(queue, value, key=key, delay_seconds=delay, time_limit_seconds=time_limit))
+        item = NewItem(value, key, delay, None, time_limit, name, unique_seconds)
+        click.echo(enqueuer.enqueue_many(queue, [item])[0])
 
 
 @queue_group.command(name="item")

@@ -33,7 +33,7 @@ from writetime.workqueue.queue_tables import QueueTables
 
 log = logging.getLogger(__name__)
 
-_FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId", "timeLimitSeconds"})
+_FIELDS = frozenset({"payload", "key", "delaySeconds", "itemId", "timeLimitSeconds", "uniqueName", "uniqueSeconds"})
 RETRY_AFTER = {"Retry-After": "1"}
 # The largest number of bytes of an item outside of its payload.
 _OVERHEAD_BYTES = 4096
@@ -179,6 +179,11 @@ def _item(value: Any) -> NewItem:
     if key is not None and not isinstance(key, str):
         raise RefusedCall(400, "key must be a string")
     limit = value.get("timeLimitSeconds")
+    name, seconds = value.get("uniqueName"), value.get("uniqueSeconds", NewItem(None).unique_seconds)
+    if name is not None and not isinstance(name, str):
+        raise RefusedCall(400, "uniqueName must be a string")
+    if not _is_number(seconds):
+        raise RefusedCall(400, "uniqueSeconds must be a number")
     if not _is_number(delay):
         raise RefusedCall(400, "delaySeconds must be a number")
     if limit is not None and not _is_number(limit):
@@ -187,7 +192,7 @@ def _item(value: Any) -> NewItem:
         own_id = None if item_id is None else UUID(item_id)
     except (ValueError, AttributeError, TypeError):
         raise RefusedCall(400, "itemId is not a UUID") from None
-    return NewItem(value["payload"], key, delay, own_id, limit)
+    return NewItem(value["payload"], key, delay, own_id, limit, name, seconds)
 
 
 def _is_number(value: Any) -> bool:

@@ -3,12 +3,13 @@ whose id the caller gives is inserted with a condition, because another item may
 """
 
 import asyncio
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 from uuid import UUID
@@ -88,6 +89,9 @@ class NewItem:
     time may be at most half of `close_after_seconds` in the past, and 366 days in the future.
 
     `time_limit_seconds`, at most 366 days, is the time limit of one attempt, in place of that of the queue.
+
+    With `unique_name`, a text of at most 1024 bytes, the queue takes one item of this name in `unique_seconds`: later
+    calls return the id of the first one, whatever has become of it.
     """
 
     payload: Any
@@ -95,6 +99,8 @@ class NewItem:
     delay_seconds: float = 0.0
     item_id: UUID | None = None
     time_limit_seconds: float | None = None
+    unique_name: str | None = None
+    unique_seconds: float = 86_400.0
 
 
 class AsyncEnqueuer:
@@ -134,7 +140,12 @@ class AsyncEnqueuer:
                 both = zip(items, payloads, strict=True)
                 entries = [self._entry(queue, item, payload, known, after) for item, payload in both]
                 began = self._clock.micros()
-                conflicts = await self._insert(entries, given)
+                there: set[UUID] = set()
+                for n in [n for n, item in enumerate(items) if item.unique_name is not None]:
+                    entries[n], is_there = await self._first_of_name(items[n], entries[n], known)
+                    (there if is_there else given).add(entries[n].item_id)
+                new = [e for e in entries if e.item_id not in there] if there else entries
+                conflicts = await self._insert(new, given)
                 self._note_slow(queue, entries, began)
         except TimeoutError:
             what = f"the database has not acknowledged {pluralize(len(items), 'item')}"
@@ -164,6 +175,11 @@ class AsyncEnqueuer:
             raise InvalidItem("an item that already has an id cannot have a delay: its id has the time when it is due")
         if item.time_limit_seconds is not None and not is_time_limit(item.time_limit_seconds):
             raise InvalidItem(f"a time limit must have more than 0 and at most {YEAR_SECONDS} seconds (366 days)")
+        if item.unique_name is not None:
+            if not 0 < len(item.unique_name.encode()) <= MAX_KEY_BYTES:
+                raise InvalidItem(f"a unique name must have 1 to {MAX_KEY_BYTES} bytes")
+            if not is_time_limit(item.unique_seconds):
+                raise InvalidItem(f"a name is unique for more than 0 and at most {YEAR_SECONDS} seconds (366 days)")
         try:
             payload = to_json(item.payload)
             size = len(payload.encode())
@@ -196,6 +212,28 @@ class AsyncEnqueuer:
         after = None if item.key is None else after
         limit = item.time_limit_seconds
         return Entry(place, item_id, item.key, payload, delayed, due, after=after, time_limit_seconds=limit)
+
+    async def _first_of_name(self, item: NewItem, entry: Entry, known: tuple[int, int]) -> tuple[Entry, bool]:
+        """Return the item that has the name: this one, or an earlier one; and whether it must not be inserted any more.
+
+        If an earlier caller has ended before it inserted the item, this one inserts it. If its bucket may be closed,
+        which no worker reads, the item of this call replaces it.
+        """
+        name, seconds = item.unique_name or "", math.ceil(item.unique_seconds)
+        while (first := await retry(partial(self._tables.claim_name, name, entry, seconds))) is not None:
+            shards, bucket_seconds = known
+            bucket, shard = bucket_of(first.item_id, bucket_seconds), shard_of(first.key, first.item_id, shards)
+            place, at, now = ItemPartition(entry.place.queue, shard, bucket), time_of(first.item_id), self._clock.now()
+            first = replace(first, place=place, delayed=at > now, due=max(at, now))
+            if now - at <= self._settings.close_after_seconds * 500:
+                return first, False
+            kept_seconds = bucket_seconds + self._settings.close_after_seconds + self._settings.keep_closed_hours * 3600
+            if now >= place.bucket + kept_seconds * 1000 or await retry(
+                partial(self._tables.existing, place, [first.item_id])
+            ):
+                return first, True
+            await retry(partial(self._tables.change_name, name, entry, seconds, before=first.item_id))
+        return entry, False
 
     def _first_slow(self, queue: str) -> UUID | None:
         """Return the first item of the slow calls that rescans may not have found yet."""
@@ -319,7 +357,7 @@ class Enqueuer:
         item_id: UUID | None = None,
         time_limit_seconds: float | None = None,
     ) -> UUID:
-        """Enqueue one item and return its id, once the database has it.
+        """Enqueue one item and return its id, once the database has it. The arguments are those of `NewItem`.
 
         Raises:
             InvalidItem: it breaks a rule.

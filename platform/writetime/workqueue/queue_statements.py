@@ -35,6 +35,14 @@ class QueueStatements(Statements):
     now = Statement("SELECT toUnixTimestamp(now()) AS now FROM system.local")
     insert_item = Statement(_INSERT_ITEM)
     insert_new_item = Statement(f"{_INSERT_ITEM} IF NOT EXISTS")
+    claim_name = Statement(
+        "INSERT INTO {}.queue_unique_items (queue, name, item_id, key, payload, time_limit_seconds) "
+        "VALUES (?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?"
+    )
+    change_name = Statement(
+        "UPDATE {}.queue_unique_items USING TTL ? SET item_id = ?, key = ?, payload = ?, time_limit_seconds = ? "
+        "WHERE queue = ? AND name = ? IF item_id = ?"
+    )
     items = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
     item_ids = Statement(f"SELECT item_id FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
     item_keys = Statement(

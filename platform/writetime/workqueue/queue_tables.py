@@ -189,6 +189,22 @@ class QueueTables:
             if r.item_id is not None
         ]
 
+    async def claim_name(self, name: str, entry: Entry, seconds: int) -> Entry | None:
+        """Make an item the only one of its name for some time; return the item that has the name already."""
+        e = entry
+        values = e.place.queue, name, e.item_id, e.key, e.payload, e.time_limit_seconds, seconds
+        [row] = await self._run(bound(self._cql.claim_name, *values))
+        if row.applied:
+            return None
+        # Its place follows from its key and id.
+        return Entry(e.place, row.item_id, row.key, row.payload, time_limit_seconds=row.time_limit_seconds)
+
+    async def change_name(self, name: str, entry: Entry, seconds: int, *, before: UUID) -> None:
+        """Make an item the only one of its name, in place of `before`; if another one was quicker, that one stays."""
+        e = entry
+        values = seconds, e.item_id, e.key, e.payload, e.time_limit_seconds, e.place.queue, name, before
+        await self._run(self._cql.change_name, values)
+
     async def insert_bucket(self, place: ItemPartition) -> None:
         """Record that a partition has items."""
         await self._run(self._cql.insert_bucket, (place.queue, place.bucket, place.shard))
