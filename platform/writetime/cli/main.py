@@ -24,6 +24,7 @@ COMMANDS = {
     "cutover": "replication:cutover",
     "dead-letters": "ingest:dead_letters",
     "down": "servers:down",
+    "erase": "erase:erase",
     "follow": "follow:follow",
     "forget": "capture:forget",
     "import": "restore:import_",

@@ -50,6 +50,11 @@ length of the log.
 _CHECKPOINT = {"delta.checkpointInterval": str(CHECKPOINT_EVERY)}
 ATTEMPTS = 20
 """The number of attempts of a commit that conflicts with others."""
+ERASED = "erased"
+"""The number of a commit from which on a table has no value of the rows that were erased (`writetime.erasure`). Each
+run of an erasure has a larger one. No change that was made from a version with another number takes effect, because it
+may have such values.
+"""
 _RECENT = 32
 # A table that is further behind is opened again, from its last checkpoint.
 _FOLLOWED = 100
@@ -123,7 +128,8 @@ class BucketedTable:
         Raises:
             WritetimeError: two columns differ in upper and lower case only, which Delta does not distinguish.
         """
-        if self._is_kept():
+        # Also if its log no longer begins with its first commit.
+        if self._is_kept() or self.exists():
             return
         full = pa.schema([(PARTITION, pa.int32()), *schema])
         try:
@@ -366,7 +372,16 @@ class BucketedTable:
         is_touched = any(
             file is None or file.vector != wanted.vector for file, wanted in zip(found, change.touched, strict=True)
         )
-        if is_touched or any(now.transaction(name) != before.transaction(name) for name in numbers):
+        try:
+            is_other = is_touched or any(
+                now.transaction(name) != before.transaction(name) for name in (ERASED, *numbers)
+            )
+        except Transient:
+            raise
+        except WritetimeError:
+            # An erasure has deleted the log of that version.
+            is_other = True
+        if is_other:
             raise self.conflict()
 
     def _commit(
@@ -411,11 +426,18 @@ class BucketedTable:
                 _log.warning("%s: no checkpoint is written: %s", self.storage.address, fault)
                 return
             try:
-                self._open_at(version).create_checkpoint()
-                seal_checkpoint(self.storage, version)
-            except (WritetimeError, OSError, exceptions.DeltaError) as e:
+                self.write_checkpoint(version)
+            except (WritetimeError, OSError) as e:
                 # The commit itself succeeded, and the next checkpoint will have it.
                 _log.warning("%s: the checkpoint %d cannot be written: %s", self.storage.address, version, e)
+
+    def write_checkpoint(self, version: int) -> None:
+        """Write the checkpoint of a version. Raise a `WritetimeError` or an `OSError` if this fails."""
+        try:
+            self._open_at(version).create_checkpoint()
+        except exceptions.DeltaError as e:
+            raise kind_of(e)(f"{self.storage.address}: {plain_text(e)}") from None
+        seal_checkpoint(self.storage, version)
 
     def _finish(self, version: int) -> None:
         """Make a commit by delta-rs durable, and write a checkpoint if one is due."""

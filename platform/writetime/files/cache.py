@@ -9,7 +9,7 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +178,18 @@ class Cache:
         except OSError:
             return 0
 
+    def forget(self, tokens: Iterable[int]) -> int:
+        """Delete the decoded files that have one of these tokens or are damaged, and what killed programs left; return
+        their number. Their files of the lake may be gone.
+        """
+        count = 0
+        for path in self.folder.iterdir() if self.folder != Path() and self.folder.is_dir() else ():
+            if path.name.endswith((_SUFFIX, ".part")) and _may_have(path, tokens):
+                open_files.close(str(path))
+                path.unlink(missing_ok=True)
+                count += 1
+        return count
+
     def _files(self) -> list[tuple[int, int, Path]]:
         """Return the files of the folder: when each was used last (nanoseconds), its bytes, and its path."""
         files = []
@@ -206,6 +218,15 @@ class Cache:
 def _path_of(folder: Path, address: str, path: str) -> str:
     name = hashlib.sha256(f"{address}/{path}".encode()).hexdigest()[:40]
     return str(folder / (name + _SUFFIX))
+
+
+def _may_have(path: Path, tokens: Iterable[int]) -> bool:
+    """Return whether a decoded file has one of these tokens, or cannot be read."""
+    try:
+        found = read(path, None)
+        return any(found.between(token, token) for token in tokens)
+    except (OSError, DamagedDecodedFile):
+        return True
 
 
 def _kept(path: Path, size: int) -> Decoded | None:

@@ -179,9 +179,9 @@ def write(source: pq.ParquetFile, path: Path, size: int, batch_bytes: int = BATC
         part.unlink(missing_ok=True)
 
 
-def read(path: Path, size: int) -> Decoded:
-    """Map a decoded file, made from a file of this size (bytes). If it is not complete, unchanged and of this version,
-    that is a DamagedDecodedFile, and if it cannot be read, an OSError.
+def read(path: Path, size: int | None) -> Decoded:
+    """Map a decoded file, made from a file of this size (bytes), or of any. If it is not complete, unchanged and of
+    this version, that is a DamagedDecodedFile, and if it cannot be read, an OSError.
     """
     try:
         with pa.memory_map(str(path)) as file:
@@ -195,7 +195,7 @@ def read(path: Path, size: int) -> Decoded:
         footer = json.loads(text.to_pybytes())
         end, expiries = footer["end"], footer["expiries"]
         start = end + -end % 8
-        if footer["version"] != VERSION or footer["size"] != size or behind != start + 16 * expiries:
+        if footer["version"] != VERSION or size not in {None, footer["size"]} or behind != start + 16 * expiries:
             raise DamagedDecodedFile
         batches = [_Batch(**batch) for batch in footer["batches"]]
         arrow = data.slice(0, end)

@@ -187,6 +187,20 @@ class IcebergTable:
         metadata_files.delete(self._delta.storage, old)
         return old
 
+    def begin_again(self) -> None:
+        """Publish the newest version as the only snapshot of a new table, and delete all other metadata, which has
+        values of files that are gone. Raise as `publish`.
+        """
+        storage = self._delta.storage
+        found = storage.filesystem().get_file_info(fs.FileSelector(metadata_files.FOLDER, allow_not_found=True))
+        if (before := self._load()) is None:
+            return
+        # Of another location, whose metadata is not continued, but with the next number.
+        self._state = replace(before, metadata=before.metadata | {"location": ""}, mirrored=None)
+        self.publish()
+        needed = self._needed(self._state)
+        metadata_files.delete(storage, [i.path for i in found if i.is_file and i.path not in needed])
+
     def _load(self) -> _State | None:
         """Return the newest version of the metadata, None if there is none."""
         storage = self._delta.storage

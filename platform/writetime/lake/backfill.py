@@ -25,6 +25,7 @@ from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError, reason_of
 from writetime.core.instants import instant_text
 from writetime.core.outages import is_outage
+from writetime.delta.bucketed_table import ERASED
 from writetime.delta.buckets import token_range
 from writetime.delta.parquet import WrittenFile
 from writetime.files.merging import CaughtTask, Runner
@@ -40,7 +41,7 @@ from writetime.lake.horizon import (
     require_newer,
     truncations,
 )
-from writetime.lake.state import Staged, generation_of
+from writetime.lake.state import Staged, erased_of, generation_of
 from writetime.lake.table import GENERATION, LakeTable
 from writetime.schema.system import read_schema
 from writetime.schema.table import TableSchema
@@ -300,7 +301,7 @@ def backfill(
         WritetimeError: buckets cannot be read; the error names them and the files. Is raised at the end, after all
             other buckets have been yielded and are completed. If a fault is a bug, its own error is raised.
         Conflict: the table was truncated meanwhile, or began a generation: run this again with a later snapshot. Or
-            another backfill has added other SSTables to a bucket: run this again.
+            another backfill has added other SSTables to a bucket, or rows were erased: run this again.
         WritetimeError: the snapshot is from before the horizon, see `horizon.require_newer`.
     """
     now = table.changes.load()
@@ -316,12 +317,12 @@ def backfill(
     if new or not files:
         raise_history(table, snapshot.complete_at)
     raise_snapshot(table, snapshot.taken_at)
-    # Rows from before a truncation that the lake records meanwhile would reappear.
-    given = {GENERATION: generation_of(now), **truncations(now)}
+    # Rows from before a truncation that the lake records meanwhile, or that are erased meanwhile, would reappear.
+    given = {GENERATION: generation_of(now), ERASED: erased_of(now), **truncations(now)}
     several = {bucket: some for some, of_buckets in new.items() for bucket in of_buckets}
     addresses = {some: tuple(files[file].address for file in some) for some in new}
     paths = {bucket: addresses[some] for bucket, some in several.items()}
-    writer = ChangeWriter.of(table, table.schema())
+    writer = ChangeWriter.of(table, table.schema(), now)
     ranges = _ranges(paths, writer, run)
     tasks = [BackfillTask(bucket, each, ranges[bucket], writer) for bucket, each in paths.items()]
     written = run(CaughtTask(_write), tasks)
@@ -343,7 +344,7 @@ def backfill(
 
 
 def _write(task: BackfillTask) -> list[WrittenFile]:
-    return task.writer.write(_read(task))
+    return task.writer.write(task.writer.left(_read(task)))
 
 
 def _failure(table: LakeTable, failed: Sequence[tuple[BackfillTask, Exception]]) -> Exception:

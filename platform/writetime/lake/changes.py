@@ -6,7 +6,7 @@
 Tasks write the files; the driver commits those of a batch in one step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ from writetime.delta.parquet import (
     write_file,
 )
 from writetime.delta.storage import Storage
+from writetime.delta.versions import TableVersion
+from writetime.lake.erasures import NO_ERASURES, Erasures, read_erasures
 from writetime.lake.table import LakeTable
 from writetime.schema.table import TableSchema
 
@@ -32,17 +34,28 @@ BUFFER_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class ChangeWriter:
-    """Writes changes of one table as files of its buckets. It can be sent to a task of Spark or to a thread."""
+    """Writes changes of one table as files of its buckets. It can be sent to a task of Spark or to a thread. Readers of
+    changes call `left` first.
+    """
 
     storage: Storage
     schema: TableSchema
     buckets: int
     buffer_bytes: int = BUFFER_BYTES
+    erasures: Erasures = NO_ERASURES
 
     @classmethod
-    def of(cls, table: LakeTable, schema: TableSchema) -> "ChangeWriter":
-        """Return a writer to a table of the lake."""
-        return cls(table.changes.storage, schema, table.buckets)
+    def of(cls, table: LakeTable, schema: TableSchema, changes: TableVersion | None = None) -> "ChangeWriter":
+        """Return a writer to a table of the lake. With a version of its changes, `left` leaves out what was erased. The
+        commit of the files must require `erased_of` this version.
+        """
+        erasures = NO_ERASURES if changes is None else read_erasures(table, changes)
+        return cls(table.changes.storage, schema, table.buckets, erasures=erasures)
+
+    def left(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield changes without those of erased partitions that are not newer than the erasure."""
+        for batch in batches:
+            yield from self.erasures.left(batch, self.schema) if self.erasures else [batch]
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
         """Write changes. The files are not visible until they are committed.

@@ -77,6 +77,16 @@ def earlier_generations(table: LakeTable, changes: TableVersion) -> dict[int, Ea
     return {number: _read(table, _path(number, version)) for number, version in sorted(newest.items(), reverse=True)}
 
 
+def replace_files(table: LakeTable, number: int, generation: EarlierGeneration) -> None:
+    """Replace the record of an earlier generation, by its number, by one with other files."""
+    versions = [version for each, version in _records(table) if each == number]
+    # The newest version counts.
+    put_new(table.storage, _path(number, max(versions) + 1), json.dumps(asdict(generation)).encode())
+    for version in versions:
+        with suppress(FileNotFoundError):
+            table.storage.filesystem().delete_file(_path(number, version))
+
+
 def changes_at(table: LakeTable, instant: int, version: int | None = None) -> tuple[Sequence[DataFile], TableSchema]:
     """Return the files of changes that show a time (microseconds), and the schema of that time, by a version of the
     changes, or by the newest one. They may be of an earlier generation.

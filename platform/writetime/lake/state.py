@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from writetime.changes.model import change_schema
 from writetime.core.errors import WritetimeError
-from writetime.delta.bucketed_table import ATTEMPTS, Conflict
+from writetime.delta.bucketed_table import ATTEMPTS, ERASED, Conflict
 from writetime.delta.buckets import ALL, are_few, bucket_of_part, count_parts
 from writetime.delta.parquet import WrittenFile, count_values, uncompressed_size
 from writetime.delta.storage import Storage
@@ -144,8 +144,8 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, unti
     they are few. Return the number of their files. With `until`, fold the changes up to this version of them.
 
     If a fold is repeated, or two run at once, only one takes effect. `staged` is called with the new levels before they
-    are committed. If it raises, they are not committed. Raise `Conflict` if tombstones were dropped meanwhile: run this
-    again.
+    are committed. If it raises, they are not committed. Raise `Conflict` if tombstones were dropped, or rows erased,
+    meanwhile: run this again.
     """
     changes = table.changes.load()
     if until is not None and until < changes.version:
@@ -155,6 +155,9 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, unti
         # Landing is about to rebuild the state.
         return 0
     files = unfolded(table, changes, state)
+    if erased_of(state) > erased_of(changes):
+        # These changes may have rows that the state no longer has.
+        raise table.state.conflict()
     schema = table.schema(changes)
     parts, files_of = in_parts(table.changes.storage, files, table.buckets)
     of_state = StateFiles(table, state, parts=parts)
@@ -173,7 +176,8 @@ def fold(table: LakeTable, run: Runner = map, staged: Staged | None = None, unti
         staged(levels)
     commit = changes.commit_id
     also = commit.numbers(FOLDED)
-    new = table.state.append(levels, FOLDED, commit.version, also, given={HORIZON: horizon_of(state)})
+    given = {HORIZON: horizon_of(state), ERASED: erased_of(state)}
+    new = table.state.append(levels, FOLDED, commit.version, also, given=given)
     return len(files) if new else 0
 
 
@@ -214,6 +218,8 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     if folded is None or schema is None or horizon <= horizon_of(state):
         return 0
 
+    # Now, because an erasure deletes the log of this version.
+    fences = {name: state.transaction(name) for name in (HORIZON, GENERATION, CREATED, _REBUILT, ERASED)}
     storage = table.state.storage
     every = levels_of(state)
     levels = by_bucket(every, table.buckets)
@@ -232,7 +238,7 @@ def drop_tombstones(table: LakeTable, horizon: int, run: Runner = map) -> int:
     dropped = [DataFile(f.path, f.bucket, f.rows, f.size, 0) for f in merged if is_dropped(f.path)]
     for _ in range(ATTEMPTS):
         now = table.state.load()
-        if any(now.transaction(name) != state.transaction(name) for name in (HORIZON, GENERATION, CREATED, _REBUILT)):
+        if any(now.transaction(name) != number for name, number in fences.items()):
             break
         added = [file for file in levels_of(now) if file.path not in state.by_path] if dropped else []
         gone = [file for file in now.files if file.path in removed] + added
@@ -287,10 +293,13 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
     state = table.state.load()
     changes = table.changes.load()
     schema = table.schema(changes)
-    levels = _merged(table, table.changes.storage, changes.by_bucket, schema, run)
+    # Before the work, because an erasure deletes the logs of these versions.
+    is_same = created_of(state) == created_of(changes)
     rebuilt = (state.transaction(_REBUILT) or 0) + 1
-    numbers = changes.commit_id.numbers(FOLDED) | {GENERATION: generation_of(changes), _REBUILT: rebuilt}
-    if created_of(state) == created_of(changes):
+    numbers = changes.commit_id.numbers(FOLDED)
+    numbers |= {GENERATION: generation_of(changes), _REBUILT: rebuilt, ERASED: erased_of(changes)}
+    levels = _merged(table, table.changes.storage, changes.by_bucket, schema, run)
+    if is_same:
         table.state.commit(state, TableChange(state.files, levels, is_new_data=False), numbers)
     else:
         table.state.replace(state, levels, change_schema(schema), numbers | {CREATED: created_of(changes)})
@@ -300,6 +309,11 @@ def rebuild(table: LakeTable, run: Runner = map) -> int:
 def generation_of(part: TableVersion) -> int:
     """Return the number of the generation of a version of a part."""
     return part.transaction(GENERATION) or 0
+
+
+def erased_of(part: TableVersion) -> int:
+    """Return the number of the last run of an erasure in a version of a part, 0 before the first one."""
+    return part.transaction(ERASED) or 0
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.format_version import FORMAT_VERSION
 from writetime.core.instants import instant_text
-from writetime.delta.bucketed_table import Conflict
+from writetime.delta.bucketed_table import ERASED, Conflict
 from writetime.delta.parquet import WrittenFile
 from writetime.delta.versions import BUCKETS, TableVersion
 from writetime.files.merging import Runner
@@ -50,7 +50,7 @@ from writetime.lake.horizon import (
     watermark_of,
 )
 from writetime.lake.packing import FAN, pack_batches
-from writetime.lake.state import generation_of
+from writetime.lake.state import erased_of, generation_of
 from writetime.lake.table import GENERATION, LakeTable, table_storage
 from writetime.lake.views import time_of_lake
 from writetime.landing.landed_offsets import id_name, is_other_topic, landed_by, place_name
@@ -299,7 +299,7 @@ class Landing:
             places |= dict.fromkeys(_other_places(batch.follows, self._topic, len(batch.ends)), 0)
         for source, until in batch.moved.items():
             places |= watermark(source, until)
-        given = {GENERATION: generation_of(batch.follows)}
+        given = {GENERATION: generation_of(batch.follows), ERASED: erased_of(batch.follows)}
         return number if self._lake.changes.append(files, self._topic, number, places, given) else None
 
     def _parts(self, batch: _Batch) -> list[MessageRange]:
@@ -309,7 +309,7 @@ class Landing:
         few = sum(ends[p] - begins[p] for p in new) <= DECODED_TOGETHER
         schemas = {schema.fingerprint: schema.avro for schema in self.topics.schemas.of_namespace(self.namespace)}
         # Some cells of a column arrive after its drop, and the lake shows times from before it.
-        writer = ChangeWriter.of(self._lake, self._lake.whole_schema(now))
+        writer = ChangeWriter.of(self._lake, self._lake.whole_schema(now), now)
         skipped = frozenset((p, offset) for topic_id, p, offset in skips_of(now) if topic_id == batch.topic_id)
         return [
             MessageRange(

@@ -50,7 +50,7 @@ class MessageRange:
 @dataclass
 class LandedFiles:
     """The files of a part, and the numbers of its messages that give no change: those that are `left_out`, because they
-    are skipped, or the table has been truncated or created again since; and those that Kafka no longer has.
+    are skipped or erased, or the table has been truncated or created again since; and those that Kafka no longer has.
     """
 
     files: list[WrittenFile] = field(default_factory=list)
@@ -80,7 +80,10 @@ def _changes(part: MessageRange, messages: Iterator[Message], written: LandedFil
             decoded = len(changes)
             changes = changes.filter(pa.array(which_count(changes, part.counted_from)))
             written.left_out += decoded - len(changes)
-        yield from changes.to_batches()
+        for batch in changes.to_batches():
+            left = list(part.writer.left([batch]))
+            written.left_out += len(batch) - sum(map(len, left))
+            yield from left
 
 
 def _kept(part: MessageRange, messages: Iterator[Message], written: LandedFiles) -> Iterator[Message]:

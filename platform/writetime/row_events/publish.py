@@ -48,7 +48,7 @@ from writetime.delta.storage import Storage
 from writetime.delta.versions import TableVersion
 from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.table import LakeTable
-from writetime.row_events.events import event_schema
+from writetime.row_events.events import ERASE, event_schema
 from writetime.row_events.json_messages import JsonMessages, deletes
 from writetime.row_events.messages import encode_events, event_avro, lacking_keys
 from writetime.row_events.stream import has_other_table
@@ -345,7 +345,18 @@ class EventPublisher(Sender):
         self._table, self._recorded = None, time.monotonic()
 
     def _send(self, events: pa.RecordBatch, schema: TableSchema, buckets: int, reached: Reached) -> None:
-        """Send events, after which the position in the stream is `reached`."""
+        """Send events, after which the position in the stream is `reached`. Erased ones are left out."""
+        is_erased = pc.equal(events["kind"], ERASE)
+        # A copy of all would take time.
+        left = events.filter(pc.invert(is_erased)) if pc.any(is_erased).as_py() else events
+        if left.num_rows:
+            self._send_left(left, schema, buckets)
+        mark = events["as_of"].cast(pa.int64())[-1].as_py() if reached.sequence else self._base
+        self._published = Published(reached, events["generation"][-1].as_py(), mark)
+        if self._open >= TRANSACTION_EVENTS or self._open_bytes >= _TRANSACTION_BYTES:
+            self._commit()
+
+    def _send_left(self, events: pa.RecordBatch, schema: TableSchema, buckets: int) -> None:
         keys, values = self._encoded(events, schema)
         self._check_sizes(events, schema, keys, values)
         if not self._is_open:
@@ -359,10 +370,6 @@ class EventPublisher(Sender):
                 self.produce(self._topic, None, key, partition)
         self._open += events.num_rows
         self._open_bytes += sum(map(len, values))
-        mark = events["as_of"].cast(pa.int64())[-1].as_py() if reached.sequence else self._base
-        self._published = Published(reached, events["generation"][-1].as_py(), mark)
-        if self._open >= TRANSACTION_EVENTS or self._open_bytes >= _TRANSACTION_BYTES:
-            self._commit()
 
     def _check_sizes(
         self, events: pa.RecordBatch, schema: TableSchema, keys: Sequence[bytes], values: Sequence[bytes]

@@ -22,7 +22,7 @@ from writetime.lake.projection import ROW_EVENTS
 from writetime.lake.state import in_parts
 from writetime.lake.table import LakeTable
 from writetime.merge.order import group_by
-from writetime.row_events.events import CREATE, DELETE, KINDS, event_schema
+from writetime.row_events.events import CREATE, DELETE, ERASE, KINDS, event_schema
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.stream import has_other_table
 from writetime.row_events.stream_files import MERGED, PREFIX, batch_files, merged_to
@@ -96,6 +96,7 @@ class _Merge:
 
     def _events(self, file: DataFile) -> pa.Table:
         events = read_file(self.storage, file.path, self.schema)
+        events = events.filter(pc.not_equal(events["kind"], ERASE))
         if file.bucket != ALL or self.parts == 1:
             return events
         return events.filter(pa.array(buckets_of(events["token"], self.parts) == self.part))

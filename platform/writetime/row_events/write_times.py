@@ -24,7 +24,7 @@ def write_times(
     static columns and the partition that it is in, and the range tombstones that cover it.
     """
     kinds = kind_codes(one_chunk(state["kind"]))
-    latest = _latest(state, schema)
+    latest = latest_writes(state, schema)
     rows, ranges = np.flatnonzero(kinds == ROW), np.flatnonzero(kinds == RANGE_TOMBSTONE)
     partitions = np.flatnonzero((kinds == STATIC) | (kinds == PARTITION_TOMBSTONE))
     found = np.full(len(tokens), _NONE)
@@ -62,8 +62,8 @@ def _by_rank(ranks: np.ndarray, times: np.ndarray, wanted: np.ndarray) -> np.nda
     return best[wanted]
 
 
-def _latest(state: pa.Table, schema: TableSchema) -> np.ndarray:
-    """Return the latest write time of each entry of a state."""
+def latest_writes(state: pa.Table, schema: TableSchema) -> np.ndarray:
+    """Return the latest write time (microseconds) of each entry of a state."""
     best = np.maximum(*(_times(one_chunk(state[name])) for name in ("marker", "tombstone")))
     for column in schema.static + schema.regular:
         np.maximum(best, latest_of_column(one_chunk(state[field_name(column)]), column.type), out=best)

@@ -1,0 +1,1 @@
+"""Erases partitions of a table from all that Writetime keeps of them (`erasing`), and certifies it."""

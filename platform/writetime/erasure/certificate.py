@@ -1,0 +1,93 @@
+"""The whole erasure, and its certificate: what was searched, what was removed, and what remains elsewhere."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from writetime.clients.kafka import topic_names
+from writetime.core.config import Settings
+from writetime.core.errors import WritetimeError
+from writetime.core.instants import instant_text
+from writetime.erasure.erasing import (
+    Erasing,
+    find_partitions,
+    follow_events,
+    follow_view,
+    record,
+    require_published,
+    require_replicated,
+)
+from writetime.erasure.topics import topics_of
+from writetime.lake.erasures import folder_of, record_name
+from writetime.lake.table import LakeTable
+from writetime.lake.views import time_now
+
+REMAINS = (
+    "the database, its snapshots, commit logs and backups",
+    "commit logs that agents archive or have set aside (capture.archive, capture.state_dir)",
+    "copies and backups of the lake: after restoring one, erase again",
+    "SSTables of restores, clusters that the table is replicated to, and what consumers of row events keep",
+    "events from which the rows were made, and their dead letters (ingest), work items and replay queues",
+    "decoded files on other machines: delete their folder lake.cache, which may be deleted at any time",
+    "changes that agents send again, or from later snapshots of nodes, in Kafka: the lake leaves them out",
+    "logs, alerts, reports of errors, and the storage of Dagster, which may quote values",
+    "files of tasks that other programs ran meanwhile and that failed: `writetime maintain` deletes them after "
+    "lake.vacuum_hours, and this command, run again, at once",
+    "the ids of erased row events, from which someone who knows a key can tell that its rows had events",
+)
+"""What this does not reach."""
+
+
+def erase(
+    settings: Settings, table: LakeTable, keys: Sequence[bytes], *, kafka: bool = True, delete_records: bool = False
+) -> dict[str, Any]:
+    """Erase the partitions with these serialised keys; return the certificate, which is also in the lake. It is
+    repeated after a kill, or after any error.
+
+    Args:
+        settings: of the installation.
+        table: the table.
+        keys: the serialised partition keys.
+        kafka: whether the table may have topics.
+        delete_records: whether to delete all messages of the table's topics that have landed or were published.
+
+    Raises:
+        WritetimeError: a partition has live rows, or the table has a form that is not erased. Nothing was done.
+        Transient: another program has to do something first: run this again.
+    """
+    _require_reachable(settings, table)
+    if kafka:
+        # Before anything is done.
+        topic_names(settings)
+    partitions = find_partitions(table, keys)
+    # All that follow the changes must get the deletions before these are erased, too.
+    require_replicated(table, table.changes.load().version)
+    follow_view(settings, table)
+    follow_events(table)
+    require_published(table, partitions)
+    number = record(table, partitions)
+    erasing = Erasing(settings, table, partitions)
+    erasing.run()
+    folder = folder_of(table)
+    certificate = {
+        "table": table.name,
+        "erasure": number,
+        "record": f"{folder.address}/{record_name(number)}",
+        "partitions": len(partitions.keys),
+        "erased_at": instant_text(time_now()),
+        "done": {name: dict(counts) for name, counts in erasing.done.items()},
+        "topics": topics_of(settings, table, delete_records=delete_records) if kafka else [],
+        "remains": REMAINS,
+    }
+    with folder.writing(f"{number:08}.certificate.json") as file:
+        file.write(orjson.dumps(certificate, option=orjson.OPT_INDENT_2))
+    return certificate
+
+
+def _require_reachable(settings: Settings, table: LakeTable) -> None:
+    if settings.lake.iceberg_catalog:
+        raise WritetimeError(
+            f"{table.name}: a catalog has its Iceberg tables (lake.iceberg_catalog), and keeps metadata with values of "
+            "rows, which Writetime cannot delete: drop the tables there, remove the setting, and run this again"
+        )

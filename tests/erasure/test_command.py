@@ -1,0 +1,63 @@
+"""`writetime erase`: its keys, its certificate and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.erasure.people import Lake, people
+from tests.support.published import command
+from tests.support.settings import write_settings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A lake that the command works on, without other servers."""
+    lake = Lake(tmp_path, buckets=4)
+    write_settings(lake.settings, tmp_path / "writetime.toml")
+    monkeypatch.setenv("WRITETIME_CONFIG", str(tmp_path / "writetime.toml"))
+    return lake
+
+
+def erase(*arguments: str) -> Any:
+    return command("erase", "shop.people", *arguments, "--without-kafka")
+
+
+def test_keys_of_all_forms(lake: Lake, tmp_path: Path) -> None:
+    everyone = people(4)
+    lake.fill(everyone, everyone[:3])
+    file = tmp_path / "keys.jsonl"
+    file.write_text(json.dumps({"person": everyone[0].name}) + f"\n\n0x{everyone[1].key.hex()}\n")
+    answer = erase("--keys", str(file), "--key", json.dumps({"person": everyone[2].name}))
+    assert answer.exit_code == 0, answer.output
+    file.unlink()
+    certificate = json.loads(answer.stdout)
+    assert certificate["partitions"] == 3
+    assert certificate["topics"] == []
+    assert any("the database" in each for each in certificate["remains"])
+    assert json.loads((tmp_path / "lake/erasures/shop.people/00000001.certificate.json").read_text()) == certificate
+    assert lake.left_of(everyone[:3]) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ('{"person": "a", "n": 1}', "only whole partitions are erased"),
+        ('{"n": 1}', "a key gives no serialised partition key"),
+        ('{"person": 1}', "person"),
+        ("7", "a key gives no serialised partition key"),
+        ("person", "a key gives no serialised partition key"),
+        ("0xgg", "hexadecimal"),
+    ],
+)
+def test_other_keys_are_refused(lake: Lake, key: str, message: str) -> None:
+    answer = erase("--key", key)
+    assert answer.exit_code == 1
+    assert message in answer.output
+
+
+def test_no_key_is_refused(lake: Lake) -> None:
+    assert "name the partitions" in erase().output

@@ -1,0 +1,128 @@
+"""Erased partitions leave no byte below the lake, and nothing else changes.
+
+Oracle: a search of all files by other programs (`tests.support.bytes_left`), and the rows and events from before.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.erasure.people import Lake, Person, all_values, people
+from tests.support.iceberg_tables import published
+from tests.support.lake_answers import view_rows
+from writetime.changes.starts import Start, Truncation
+from writetime.core.errors import WritetimeError
+from writetime.files.cache import Cache
+from writetime.lake import state, views
+from writetime.lake.generation import renew
+from writetime.row_events.publish import PUBLISHED
+from writetime.row_events.trimming import merge_events
+
+pytestmark = pytest.mark.slow
+
+
+def filled(folder: Path, **more: object) -> tuple[Lake, list[Person], list[Person]]:
+    """A lake, with people who are to be erased, and others."""
+    everyone = people(9)
+    lake = Lake(folder, **more)
+    lake.fill(everyone, everyone[:3])
+    assert lake.left_of(everyone[:3]).keys() == all_values(everyone[:3])
+    return lake, everyone[:3], everyone[3:]
+
+
+def is_erased(lake: Lake, gone: Sequence[Person], others: Sequence[Person]) -> bool:
+    return not lake.left_of(gone) and lake.left_of(others).keys() == all_values(others)
+
+
+@pytest.mark.parametrize("view", ["vectors", "rewritten"])
+def test_no_byte_is_left_and_nothing_else_changes(tmp_path: Path, view: str) -> None:
+    lake, gone, others = filled(tmp_path, view=view)
+    before = lake.shown(), view_rows(views.virtual(lake.table)), lake.events_of(others)
+    count = lake.table.row_events.load().rows
+    certificate = lake.erase(gone)
+    assert is_erased(lake, gone, others)
+    assert (lake.shown(), view_rows(views.virtual(lake.table)), lake.events_of(others)) == before
+    assert lake.table.row_events.load().rows == count
+    assert certificate["partitions"] == 3
+    lake.follow()
+    state.fold(lake.table)
+    assert (lake.shown(), lake.events_of(others)) == (before[0], before[2])
+
+
+def test_iceberg_tables_begin_again(tmp_path: Path) -> None:
+    lake, gone, others = filled(tmp_path, iceberg=True)
+    lake.erase(gone)
+    assert is_erased(lake, gone, others)
+    found = published(lake.table.view.storage.address).scan().to_arrow()
+    assert set(found["person"].to_pylist()) == {person.name for person in others}
+    lake.add([others[0].write(0, 5_000)])
+    lake.follow()
+    assert published(lake.table.view.storage.address).scan().to_arrow().num_rows == found.num_rows
+
+
+def test_generations_plans_and_decoded_files(tmp_path: Path) -> None:
+    """A truncation leaves the files of the generation before, and a look-up decodes files."""
+    lake = Lake(tmp_path)
+    lake.table.cache = Cache(tmp_path / "decoded", 1 << 30, smallest=0)
+    everyone = people(6)
+    lake.fill(everyone, [])
+    assert renew(lake.table, {"a": Start(truncation=Truncation(900, 0, 0))})
+    lake.add([person.write(7, 2_000) for person in everyone])
+    lake.add([person.deletion(3_000) for person in everyone[:2]])
+    lake.follow()
+    plan = tmp_path / "lake" / "shop.people" / "undo" / "7"
+    plan.mkdir(parents=True)
+    pq.write_table(pa.table({"key": [everyone[0].key], "before": [everyone[0].texts[0]]}), plan / "cells-0.parquet")
+    assert list((tmp_path / "decoded").iterdir())
+    lake.erase(everyone[:2])
+    assert is_erased(lake, everyone[:2], everyone[2:])
+    assert not plan.exists()
+    assert {row["person"] for row in view_rows(views.virtual(lake.table))} == {p.name for p in everyone[2:]}
+    earlier = [row for view in views.views_at(lake.table, 800) for row in view_rows([view.rows()])]
+    assert {row["person"] for row in earlier} == {p.name for p in everyone[2:]}
+
+
+def test_live_rows_are_refused(tmp_path: Path) -> None:
+    everyone = people(3)
+    lake = Lake(tmp_path)
+    lake.fill(everyone, everyone[:1])
+    before = lake.shown()
+    with pytest.raises(WritetimeError, match="the partitions have 2 live rows in the lake"):
+        lake.erase(everyone[:2])
+    assert lake.shown() == before
+    assert lake.left_of(everyone).keys() == all_values(everyone)
+
+
+def test_a_new_life_stays(tmp_path: Path) -> None:
+    """A person who returns after the deletion has new data, which a second erasure erases after a second deletion."""
+    lake, gone, others = filled(tmp_path)
+    back = Person(gone[0].name, people(1, 1)[0].texts)
+    lake.add([back.write(3, 2_000), back.static(2, 2_000)])
+    lake.follow()
+    with pytest.raises(WritetimeError, match="1 live row"):
+        lake.erase(gone)
+    lake.erase(gone[1:])
+    assert is_erased(lake, gone[1:], others)
+    lake.add([back.deletion(3_000)])
+    lake.erase([back])
+    assert lake.left_of([*gone, back]) == {}
+    lake.add([back.write(4, 4_000)])
+    lake.follow()
+    assert [row["v"] for row in view_rows(views.virtual(lake.table)) if row["person"] == back.name] == [back.texts[4]]
+
+
+def test_erased_events_leave_the_base(tmp_path: Path) -> None:
+    lake, gone, others = filled(tmp_path)
+    lake.erase(gone)
+    stream = lake.table.row_events
+    kinds = stream.load().table.to_pyarrow_table()["kind"].to_pylist()
+    assert 0 < kinds.count("ERASE") < len(kinds)
+    last = stream.load().transaction("row_events/sequence") or 0
+    stream.append([], "row_events/published/1", last, {PUBLISHED: last})
+    merge_events(lake.table, views.time_now())
+    found = stream.load().table.to_pyarrow_table()
+    assert set(found["kind"].to_pylist()) == {"CREATE"}
+    assert len(found) == len(lake.shown()) == 2 * len(others)
