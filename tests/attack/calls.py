@@ -185,6 +185,9 @@ def _looked_at(r: random.Random) -> Call:
         status = 405
     if r.random() < 0.2 and method != b"POST":
         path, status = r.choice([b"/events", b"/events?a", b"/queues/a/items"]), 405
+        if path == b"/queues/a/items" and method == b"DELETE":
+            # It names no items to cancel.
+            status = 400
     is_open = path.partition(b"?")[0] in (b"/health", b"/ready", b"http://test/health")
     if not is_known and not is_open:
         status = 401
