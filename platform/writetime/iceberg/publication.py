@@ -199,7 +199,8 @@ class IcebergTable:
         self._state = replace(before, metadata=before.metadata | {"location": ""}, mirrored=None)
         self.publish()
         needed = self._needed(self._state)
-        metadata_files.delete(storage, [i.path for i in found if i.is_file and i.path not in needed])
+        own = [info.path for info in found if info.is_file and metadata_files.is_own(info.base_name)]
+        metadata_files.delete(storage, [path for path in own if path not in needed])
 
     def _load(self) -> _State | None:
         """Return the newest version of the metadata, None if there is none."""
