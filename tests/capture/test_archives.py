@@ -500,7 +500,7 @@ def test_a_refused_topic_ends_the_attempts(
     refused: list[str] = []
     topic = SCHEMAS_TOPIC
 
-    def refuse(publisher: ChangePublisher, schema: TableSchema, changes: Any) -> Any:
+    def refuse(publisher: ChangePublisher, schema: TableSchema, changes: Any, choose: Any) -> Any:
         refused.append(topic)
         raise RefusedMessage(f"Kafka refuses {topic}", topic)
 

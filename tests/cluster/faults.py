@@ -107,9 +107,10 @@ class Report:
 
 
 class ClusterRun:
-    """One run in a separate keyspace."""
+    """One run in a separate keyspace. `replicas` is the setting of the agents."""
 
-    def __init__(self, servers: Servers, home: Path, seed: int) -> None:
+    def __init__(self, servers: Servers, home: Path, seed: int, replicas: str = "all") -> None:
+        self._replicas = replicas
         self._servers = servers
         self._home = home
         self._random = random.Random(seed)
@@ -145,6 +146,7 @@ class ClusterRun:
             "node": address,
             "state_dir": self._home / f"agent-{address}" / "state",
             "snapshot": "schema-only",
+            "replicas": self._replicas,
         }
         return self._settings.model_copy(
             update={
@@ -394,13 +396,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long things are broken, at least")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replicas", choices=["all", "one"], default="all", help="the agents' capture.replicas")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
         servers = Servers(Path(folder) / "servers")
         try:
             servers.start()
             began = time.monotonic()
-            report = ClusterRun(servers, Path(folder), options.seed).run(options.seconds)
+            report = ClusterRun(servers, Path(folder), options.seed, options.replicas).run(options.seconds)
             print(f"seed {options.seed}, {time.monotonic() - began:.0f} s: {report}")
         finally:
             servers.stop()

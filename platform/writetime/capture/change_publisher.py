@@ -8,13 +8,15 @@ key stay in order.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import UUID
 
 import pyarrow as pa
 
+from writetime.capture.replicas import Message
 from writetime.clients.kafka import ensure_topics, max_message_bytes, partitions_of, topic_names
 from writetime.clients.schema_registry import SchemaRefused
 from writetime.clients.topic_options import Keeps, lossy_faults
@@ -39,6 +41,11 @@ _ASK_AGAIN_SECONDS = 60.0
 # The number of refusals of a topic before its changes are set aside, and Kafka's limit for the length of a topic name.
 _REFUSALS = 3
 _LONGEST_NAME = 249
+
+
+_Choose = Callable[[pa.Array, Sequence[Message], Sequence[int]], list[Message]]
+Choose = Callable[[TableSchema, pa.Array, Sequence[Message], Sequence[int]], list[Message]]
+"""Chooses the messages of a table's changes that are sent now: see `Sharing.choose`."""
 
 
 class Unpublishable(WritetimeError):
@@ -167,9 +174,10 @@ class ChangePublisher:
                     refused.append(f"{schema.full_name} cannot be announced: {reason_of(e)}")
         return refused + [f"{table} is not captured: {fault}" for table, fault in faults.items()]
 
-    def send(self, schema: TableSchema, changes: pa.RecordBatch) -> Sent:
+    def send(self, schema: TableSchema, changes: pa.RecordBatch, choose: Choose | None = None) -> Sent:
         """Hand over changes of a table, in order. Leave out those that are too large, cannot be encoded, or belong to a
-        refused schema or topic. Return the changes that were handed over.
+        refused schema or topic. Return the changes that were handed over: with `choose`, to this function, and to
+        Kafka those that it returns.
 
         Raises:
             RefusedMessage: Kafka or the registry refuses this topic, Kafka refuses a topic whose changes were handed
@@ -180,8 +188,18 @@ class ChangePublisher:
         with _of_table(schema):
             topic, messages, sent = self._prepared(schema, changes)
             if topic is not None:
-                self._produce(topic, messages, sent.changes)
+                self._produce(topic, messages, sent.changes, None if choose is None else partial(choose, schema))
             return sent
+
+    def produce(self, messages: Iterable[Message]) -> None:
+        """Hand over messages of changes, with the errors of `send`."""
+        by_topic: dict[str, list[Message]] = {}
+        for message in messages:
+            by_topic.setdefault(message[0], []).append(message)
+        for topic, found in by_topic.items():
+            _, values, keys, partitions = zip(*found, strict=True)
+            self._sender.produce_all(topic, list(values), list(keys), list(partitions))
+            self._sent.add(topic)
 
     def check(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
         """Raise Unpublishable if some changes could not be handed over, without doing so, or an error as `send`."""
@@ -217,11 +235,16 @@ class ChangePublisher:
                 changes, messages = changes.filter(fitting), messages.filter(fitting)
         return topic, messages, Sent(changes, refused)
 
-    def _produce(self, topic: Destination, messages: pa.Array, changes: pa.RecordBatch) -> None:
+    def _produce(self, topic: Destination, messages: pa.Array, changes: pa.RecordBatch, choose: _Choose | None) -> None:
         buckets = self._settings.lake.buckets
         chosen = partition_of_bucket(buckets_of(changes["token"], buckets), buckets, topic.partitions).tolist()
-        self._sender.produce_all(topic.name, messages.to_pylist(), changes["key"].to_pylist(), chosen)
-        self._sent.add(topic.name)
+        values, keys = messages.to_pylist(), changes["key"].to_pylist()
+        if choose is None:
+            self._sender.produce_all(topic.name, values, keys, chosen)
+            self._sent.add(topic.name)
+        else:
+            offered = [(topic.name, *message) for message in zip(values, keys, chosen, strict=True)]
+            self.produce(choose(changes["token"], offered, topic.encoder.origin_sizes(changes)))
 
     def mark(self, source: str, marks: watermarks.SourceMarks) -> None:
         """Send the watermarks of a source to the topic of the watermarks. Raise a WritetimeError if Kafka refuses them,

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -37,8 +38,10 @@ from writetime.capture.metrics import AgentLag, AgentMetrics, counts_of, fault_k
 from writetime.capture.node_facts import NodeFacts, read_facts, read_truncations
 from writetime.capture.node_schemas import Node, SchemaWatch
 from writetime.capture.progress import AgentProgress, OtherNode, SegmentProgress
+from writetime.capture.replicas import Replicas
 from writetime.capture.segment_releases import SegmentReleases
 from writetime.capture.segments import LeftSegments, SegmentFolder, backlog_of, readable
+from writetime.capture.sharing import Sharing
 from writetime.capture.snapshots import NodeTaker, Snapshots, id_of
 from writetime.changes.starts import Truncation
 from writetime.clients.database import connect
@@ -70,6 +73,8 @@ class Pace:
         snapshot: between a fault and the next attempt, for the snapshot of a table.
         status: between two writes of the status file.
         left: between the first sight of a segment that the node has left, and its reading.
+        hold: between the end of a segment and its release, with `capture.replicas = "one"`: the node may record a
+            TRUNCATE late, and then the segment is read again.
     """
 
     schema: float = 1.0
@@ -78,6 +83,7 @@ class Pace:
     snapshot: float = 60.0
     status: float = 1.0
     left: float = 10.0
+    hold: float = 60.0
 
 
 _USUAL = Pace()
@@ -124,8 +130,11 @@ class Agent:
         self.snapshots = Snapshots(
             settings, NodeTaker(node), self._node_id, self.metrics, self._announce_marks, again_seconds=pace.snapshot
         )
-        # Unacknowledged portions: the progress of the segment after each, and the changes.
-        self._reached: dict[int, SegmentProgress] = {}
+        # The progress of segments behind changes that are not acknowledged, or wait for other agents; and the changes
+        # that were handed over since the last acknowledgement.
+        self._replicas: Replicas[SegmentProgress] = Replicas(self._node_id, 0.0)
+        shares = capture.replicas == "one"
+        self._sharing = Sharing(settings, self._node_id, self._replicas, node.ring) if shares else None
         self._counts: Counter[tuple[str, str]] = Counter()
         self._behind_since: float | None = None
         # Consumers must see a dropped column even if no write follows.
@@ -138,6 +147,10 @@ class Agent:
         self._lag = AgentLag()
         self._next_look = self._next_mark = self._next_announcement = 0.0
         self._next_save = self._next_status = self._next_warning = self._next_fault = 0.0
+        # With sharing, when each finished segment was first seen.
+        self._finished_at: dict[int, float] = {}
+        # A time, and the offsets of the segments below which all writes before it are.
+        self._promise: tuple[int, list[tuple[Segment, int]]] | None = None
         # Reasons that hold the watermarks: of all tables, and by table.
         self.held_by: str | None = None
         self._held: dict[str, str] = {}
@@ -166,7 +179,8 @@ class Agent:
                 log.error("%s; trying again", reason_of(e), exc_info=not isinstance(e, (WritetimeError, OSError)))
                 pause = self._pace.pause
                 # Unacknowledged changes are read and sent again.
-                self._reached, self._counts = {}, Counter()
+                self._replicas.reset()
+                self._counts = Counter()
                 self._publisher = self._publisher.after(e)
             stop.wait(pause)
         try:
@@ -177,6 +191,8 @@ class Agent:
     def close(self) -> None:
         """Release the node for another agent."""
         self.snapshots.close()
+        if self._sharing is not None:
+            self._sharing.close()
         self._node.events.close()
         self._folder.close()
 
@@ -222,6 +238,7 @@ class Agent:
                 self.metrics.error("schema")
                 log.error("%s", fault)
             self._unannounced = False
+        self._follow_others(facts)
         for segment, until in new:
             if (fault := self._publish(segment, until, stop)) is not None:
                 faults.append(fault)
@@ -233,7 +250,7 @@ class Agent:
         self._note_gone({segment.id for segment in listed})
         if facts is not None:
             self._mark(facts.synced_until, found, faults, stop)
-        self._releases.release_finished([segment for segment, _ in found])
+        self._releases.release_finished(self._releasable(found))
         self._measure()
 
     def _read_facts(self) -> NodeFacts:
@@ -271,6 +288,8 @@ class Agent:
             # The node also deletes the record of a table that it drops, after it deletes the table's schema.
             self._unannounced |= self._decoder.refresh(always=True)
         self._coverage.note_truncations(self._truncations, self._truncation_faults, self._schemas.tables)
+        if self._sharing is not None:
+            self._read_again(self._sharing.follow_truncations(self._truncations))
         for schema in self._schemas.tables.captured:
             fault = self._truncation_faults.get(id_of(schema))
             if fault is not None and fault != faults.get(id_of(schema)):
@@ -280,26 +299,50 @@ class Agent:
                 self.snapshots.take_again(id_of(schema), truncation.at)
         return self._truncations != before or self._truncation_faults != faults
 
+    def _follow_others(self, facts: NodeFacts | None) -> None:
+        """Hear what the agents of other nodes have published, and publish what they have not."""
+        if self._sharing is not None:
+            self._sharing.listen()
+            if facts is not None:
+                keyspaces = {schema.keyspace for schema in self._schemas.tables.captured}
+                self._sharing.follow_rings(keyspaces, facts.sync_micros / 1e6)
+            self._publisher.produce(self._sharing.due())
+
+    def _read_again(self, truncations: list[Truncation]) -> None:
+        """Read the segments again that may have changes after truncations."""
+        for truncation in truncations:
+            for segment_id, progress in self._progress.segments.items():
+                if segment_id >= (truncation.segment or 0) and not progress.kept:
+                    self._progress.segments[segment_id] = SegmentProgress(progress.name)
+
+    def _releasable(self, found: list[tuple[Segment, int]]) -> list[Segment]:
+        """Return the segments that need not be kept to be read again."""
+        segments = [segment for segment, _ in found]
+        if self._sharing is None:
+            return segments
+        now, progress = time.monotonic(), self._progress.segments
+        self._finished_at = {s.id: self._finished_at.get(s.id, now) for s in segments if progress[s.id].finished}
+        return [s for s in segments if now - self._finished_at.get(s.id, now) >= self._pace.hold]
+
+    def _read_to(self, segment: Segment) -> SegmentProgress:
+        """Return the progress of a segment behind all changes that were handed over."""
+        return self._replicas.last(segment.id) or self._progress.segments[segment.id]
+
     def _unread(self, segment: Segment, until: int) -> int:
         """Return the number of bytes of a segment that may be read and are not read yet."""
-        progress = self._progress.segments[segment.id]
-        return 0 if progress.broken and until != END else self._unpublished(segment, until)
+        progress = self._read_to(segment)
+        return 0 if progress.broken and until != END else _rest(segment, until, progress)
 
     def _unpublished(self, segment: Segment, until: int) -> int:
         """Return the number of bytes of a segment behind its published position."""
-        progress = self._progress.segments[segment.id]
-        if progress.finished:
-            return 0
-        if until == END:
-            # It is read at least once, even if nothing was added. A segment that was just deleted has no size.
-            return max((segment.size() or 0) - progress.position, 1)
-        return max(until - progress.position, 0)
+        return _rest(segment, until, self._progress.segments[segment.id])
 
     def _publish(self, segment: Segment, until: int, stop: threading.Event) -> str | None:
         """Hand over the new changes of a segment. If it cannot be read now, return the reason."""
-        progress = self._progress.segments[segment.id]
+        choose = None if self._sharing is None else partial(self._sharing.choose, segment.id)
+        found = hand_over(self._decoder, self._publisher, segment, until, self._read_to(segment), choose=choose)
         try:
-            for reached, handed in hand_over(self._decoder, self._publisher, segment, until, progress):
+            for reached, handed in found:
                 for schema, changes, sent in handed:
                     self._counts.update(counts_of(schema.full_name, sent.changes))
                     if sent.refused is not None:
@@ -307,7 +350,7 @@ class Agent:
                 # Before the position behind them is saved.
                 self._coverage.note_switches(self._decoder.switches, self._schemas.tables, self._node)
                 self._decoder.switches.clear()
-                self._reached[segment.id] = reached
+                self._replicas.reached(segment.id, reached)
                 if self._counts.total() >= _PORTION and self._settle(stop):
                     self._measure()
                     if time.monotonic() >= self._next_announcement:
@@ -332,11 +375,13 @@ class Agent:
         """
         if not self._publisher.flush(stop):
             return False
-        self._progress.segments.update(self._reached)
+        if self._sharing is not None:
+            self._sharing.tell()
+        settled = self._replicas.settled()
+        self._progress.segments.update(settled)
         self.metrics.published(self._counts)
-        saved = not self._reached
-        self._reached, self._counts = {}, Counter()
-        if not saved and time.monotonic() >= self._next_save:
+        self._counts = Counter()
+        if settled and time.monotonic() >= self._next_save:
             self._progress.save()
             self._next_save = time.monotonic() + _SAVE_SECONDS
         return True
@@ -362,10 +407,9 @@ class Agent:
         repeat the last announcement.
         """
         self._next_mark = time.monotonic() + self._pace.mark
-        unread = [segment.name for segment, offset in found if self._unread(segment, offset)]
         # A segment that was left recently may have changes behind the offset in its index.
-        waiting = [f"{name} is not published" for name in unread + self._left.recent]
-        not_published = next(iter(faults + waiting), None)
+        faults = faults + [f"{name} is not published" for name in self._left.recent]
+        until, not_published = self._promised(until, found, faults)
         self._gaps_now = gaps = self._gaps(found)
         self._held = {}
         captured = self._schemas.tables.captured
@@ -384,6 +428,34 @@ class Agent:
         if not_published is None and not gaps:
             self._progress.published_until = max(until, self._progress.published_until)
         self._announce_marks(stop)
+
+    def _promised(self, until: int, found: list[tuple[Segment, int]], faults: list[str]) -> tuple[int, str | None]:
+        """Return the latest known time before which all writes are published, or why there is none.
+
+        While others publish, writes go on, so all that is listed now may never be published at once. Then an earlier
+        list counts.
+        """
+        listed = None if faults else (until, found)
+        for promise in (listed, self._promise):
+            if promise is not None and not self._waiting_in(promise[1]):
+                self._promise = None if promise is listed else listed
+                return promise[0], next(iter(faults), None)
+        if self._sharing is not None:
+            self._promise = self._promise or listed
+        return until, next(iter(faults + self._waiting_in(found)), None)
+
+    def _waiting_in(self, listed: list[tuple[Segment, int]]) -> list[str]:
+        """Return which segments of a list have changes that are not published. One that was released has none, and one
+        that vanished is a gap.
+        """
+        progress = self._progress.segments
+        return [
+            f"{segment.name} is not published"
+            for segment, until in listed
+            if (p := progress.get(segment.id)) is not None
+            and not (p.broken and until != END)
+            and _rest(segment, until, p)
+        ]
 
     def _announce_marks(self, stop: threading.Event) -> bool:
         """Publish each table's watermark and the status. Return whether the broker has them; False only if the agent
@@ -420,6 +492,7 @@ class Agent:
                 told = replace(progress, reason=f"{progress.name} {reason}", lacking=None)
                 self._folder.note_missing(told, time.time_ns() // 1000)
             self._folder.tidy(progress.name)
+            self._replicas.drop(segment_id)
             self._progress.forget(segment_id)
         if gone:
             self._progress.save()
@@ -447,7 +520,7 @@ class Agent:
         captured = self._schemas.tables.captured if self._gaps_now else []
         holding = [gap for schema in captured for gap in self._holding(id_of(schema), self._gaps_now)]
         since = min((gap.since for gap in holding if gap.since), default=None)
-        if not unread and not refused:
+        if not refused and not any(_rest(segment, until, self._read_to(segment)) for segment, until in there):
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
@@ -457,6 +530,7 @@ class Agent:
             lag_seconds=max(
                 0.0 if self._behind_since is None else now - self._behind_since,
                 0.0 if since is None else time.time() - since / 1e6,
+                0.0 if self._sharing is None else self._sharing.waits(),
             ),
             oldest_segment_seconds=max(time.time() - min(written), 0.0) if written else 0.0,
             backlog_bytes=backlog_of(self._folder.path),
@@ -487,6 +561,16 @@ class Agent:
             "held": self._held,
             "not_captured": self._schemas.tables.faults,
         }
+
+
+def _rest(segment: Segment, until: int, progress: SegmentProgress) -> int:
+    """Return the number of bytes of a segment between its progress and an offset."""
+    if progress.finished:
+        return 0
+    if until == END:
+        # It is read at least once, even if nothing was added. A segment that was just deleted has no size.
+        return max((segment.size() or 0) - progress.position, 1)
+    return max(until - progress.position, 0)
 
 
 def _file_of(path: str) -> os.stat_result | None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from writetime.capture.change_publisher import ChangePublisher, Sent
+from writetime.capture.change_publisher import ChangePublisher, Choose, Sent
 from writetime.capture.node_schemas import Schemas
 from writetime.capture.progress import SegmentProgress
 from writetime.core.counts import pluralize
@@ -157,16 +157,23 @@ class Decoder:
 
 
 def hand_over(
-    decoder: Decoder, publisher: ChangePublisher, segment: Segment, until: int, progress: SegmentProgress
+    decoder: Decoder,
+    publisher: ChangePublisher,
+    segment: Segment,
+    until: int,
+    progress: SegmentProgress,
+    *,
+    choose: Choose | None = None,
 ) -> Iterator[tuple[SegmentProgress, Handed]]:
     """Hand over the changes up to an offset, and yield them by windows, each with the progress after it. That progress
-    is valid once the broker has acknowledged all changes before it. Raise MissingFile if the segment no longer exists,
-    and a WritetimeError if Kafka refuses this change or an earlier one.
+    is valid once the broker has acknowledged all changes before it; with `choose`, also those that it did not return.
+    Raise MissingFile if the segment no longer exists, and a WritetimeError if Kafka refuses this change or an earlier
+    one.
     """
     published = progress.published
     refused: dict[UUID | None, str] = {}
     for reached, window in decoder.read(segment, until, progress):
-        handed = [(schema, changes, publisher.send(schema, changes)) for schema, changes in window]
+        handed = [(schema, changes, publisher.send(schema, changes, choose)) for schema, changes in window]
         for schema, _, sent in handed:
             published += sent.changes.num_rows
             if sent.refused is not None and schema.id not in refused:

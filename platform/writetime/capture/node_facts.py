@@ -52,6 +52,7 @@ class NodeFacts:
         data_folders: the folders of the tables' files.
         loaded_at: the last time (microseconds) at which `sstableloader` streamed SSTables that the node added as files,
             since its start; 0 if never. It adds them as files with `cdc_on_repair_enabled: false` (5.0).
+        sync_micros: how long (microseconds) after it acknowledged a write the node may sync it.
     """
 
     host_id: str
@@ -64,6 +65,7 @@ class NodeFacts:
     segment_bytes: int
     data_folders: tuple[str, ...]
     loaded_at: int
+    sync_micros: int = 0
 
 
 def read_facts(node: Node) -> NodeFacts:
@@ -78,10 +80,11 @@ def read_facts(node: Node) -> NodeFacts:
     local = node.rows("SELECT host_id, gossip_generation FROM system.local")[0]
     settings = _by_new_names(node.pairs(_QUERY))
     is_periodic = settings.get("commitlog_sync") == "periodic"
+    sync_micros = 2 * _number(settings, "commitlog_sync_period", _MICROS) if is_periodic else 0
     return NodeFacts(
         str(local["host_id"]),
         local["gossip_generation"] or 0,
-        before - 2 * _number(settings, "commitlog_sync_period", _MICROS) if is_periodic else before,
+        before - sync_micros,
         settings.get("cdc_enabled") == "true",
         settings.get("cdc_raw_directory"),
         settings.get("cdc_block_writes", "true") == "true",
@@ -89,6 +92,7 @@ def read_facts(node: Node) -> NodeFacts:
         _number(settings, "commitlog_segment_size", _BYTES, "0B"),
         tuple(listed(settings.get("data_file_directories", ""))),
         _loaded_at(node) if settings.get("cdc_on_repair_enabled") == "false" else 0,
+        sync_micros,
     )
 
 

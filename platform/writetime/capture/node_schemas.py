@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
 
+import numpy as np
 from cassandra.cluster import Cluster, Session
 from cassandra.connection import Connection
 from cassandra.pool import Host
@@ -126,9 +127,40 @@ class Node:
         if self._session.cluster.metadata.get_host(self._host.endpoint) is None:
             self._host = node_of(self._session, self._configured)
 
+    def ring(self, keyspace: str) -> "Ring":
+        """Return the replicas of a keyspace, as the node knows them. Raise Unreachable if it does not answer."""
+        cluster = self._session.cluster
+        assert cluster is not None
+        try:
+            cluster.refresh_keyspace_metadata(keyspace, max_schema_agreement_wait=0)
+        except DRIVER_FAULTS as e:
+            raise Unreachable(f"the replication of {keyspace} cannot be read: {e}") from None
+        token_map = cluster.metadata.token_map
+        tokens = [] if token_map is None else token_map.ring
+        replicas = [] if token_map is None else [token_map.get_replicas(keyspace, token) for token in tokens]
+        if not replicas or not all(replicas):
+            raise Unreachable(f"the replicas of {keyspace} are not known")
+        orders = tuple(tuple(str(host.host_id) for host in hosts) for hosts in replicas)
+        return Ring(np.array([token.value for token in tokens], np.int64), orders)
+
     def pairs(self, query: str) -> dict[str, str | None]:
         """Return the rows of a query for names and values, as a dictionary."""
         return {row["name"]: row["value"] for row in self.rows(query)}
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The tokens at which the ranges of a keyspace end, in order, and the host ids of each range's replicas, in the
+    order of the database.
+    """
+
+    ends: np.ndarray
+    orders: tuple[tuple[str, ...], ...]
+
+    def of(self, tokens: np.ndarray) -> list[tuple[str, ...]]:
+        """Return the replicas of each token."""
+        # The range after the last end goes on to the first one.
+        return [self.orders[i] for i in np.searchsorted(self.ends, tokens) % len(self.ends)]
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,9 @@ class Capture(SettingsSection):
         default=None, description="The node's cdc_raw_directory. Defaults to the value that the node reports."
     )
     state_dir: LocalPath = Field(default=Path(".writetime/capture"), description="Where the agent keeps its progress.")
+    replicas: Literal["all", "one"] = Field(
+        default="all", description="Which replicas of a write publish it: each, or one by agreement of the agents."
+    )
     snapshot: Literal["initial", "always", "never", "schema-only"] = Field(
         default="initial", description="The snapshot of a table that is published along with its live changes."
     )
@@ -227,6 +230,8 @@ class Capture(SettingsSection):
             raise ValueError('source = "scylla-cdc" needs tables, such as ["shop.orders"]')
         if self.source == "commitlog" and self.tables:
             raise ValueError("tables are only for scylla-cdc: a node's agent captures all tables with cdc = true")
+        if self.source == "scylla-cdc" and self.replicas == "one":
+            raise ValueError('replicas = "one" is for the agents of nodes: a log of ScyllaDB has each row once already')
         if self.finished == "archive" and self.archive is None:
             raise ValueError('finished = "archive" needs archive: the folder or URL for published segments')
         if faults := sorted(self.snapshot_folders.keys() - set(self.tables)):

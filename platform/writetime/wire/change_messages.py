@@ -145,6 +145,12 @@ class ChangeEncoder:
         """Return the value of the message of each change, or raise `WritetimeError` if one lacks a required field."""
         return encode(changes.to_struct_array(), self._avro, self._header)
 
+    def origin_sizes(self, changes: pa.RecordBatch) -> list[int]:
+        """Return the size of each change's origin in its message. It comes last, and the rest of the message does not
+        depend on where the change was read.
+        """
+        return pc.binary_length(encode(changes["origin"], self._avro["fields"][-1]["type"])).to_pylist()
+
 
 class ChangeDecoder:
     """Reads messages of one table's changes, written under any schema of the table.

@@ -153,6 +153,11 @@ class Sender:
         self.check()
         return True
 
+    def poll(self) -> None:
+        """Look for refused messages, without waiting. Raise the error of one."""
+        self._producer.poll(0)
+        self.check()
+
     def _wait_for_room(self) -> None:
         """Wait until the broker has acknowledged half of the client's queue, with the errors of `produce`."""
         full = waiting = len(self._producer)
