@@ -158,7 +158,7 @@ class Projection:
         """
         try:
             self.publish_files(table)
-            if table.registers and (iceberg := table.iceberg.get(self.name)):
+            if (iceberg := table.iceberg.get(self.name)) and table.registers:
                 iceberg.register(at_once=False)
         except Exception as e:
             # An error that is not ours may be a bug, so its traceback is logged.
