@@ -49,6 +49,8 @@ def test_a_process_opens_a_store_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(ObjectStore, "__init__", files)
     monkeypatch.setattr(obstore.store, "from_url", commits)
+    # Like the bucket of a store, the folder exists.
+    (tmp_path / "lake").mkdir()
     address = f"file://{tmp_path}/lake"
     settings = settings_at(tmp_path).model_copy(update={"lake": config.Lake(path=address, buckets=2)})
     for name in ("items", "others"):
