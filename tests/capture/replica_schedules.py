@@ -58,7 +58,7 @@ class _Agent:
 
     def key(self) -> tuple[object, ...]:
         replicas = self.replicas
-        age = {host: min(self.clock - at, 3) for host, at in replicas._heard.items()}
+        age = {host: min(self.clock - at, 3) for host, at in replicas._received.items()}
         waiting = tuple((digest, min(self.clock - c.since, 3)) for digest, c in replicas._waiting.items())
         return (
             (frozenset(replicas._published), waiting, tuple(replicas._sent), tuple(sorted(age.items()))),
@@ -75,8 +75,8 @@ class Broken(AssertionError):
 
 
 class World:
-    """Nodes with logs, their agents, and Kafka. `kind` is the class that decides. With `early`, agents tell of changes
-    before Kafka has acknowledged them: a fault of the agents that the explorer has to find.
+    """Nodes with logs, their agents, and Kafka. `kind` is the class that decides. With `early`, agents send the digests
+    of changes before Kafka has acknowledged them: a fault of the agents that the explorer has to find.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class World:
             elif agent.read < len(self.logs[host]):
                 yield "look", host
             if agent.to_tell:
-                yield "tell", host
+                yield "announce", host
             if agent.listened < len(self.topic):
                 yield "listen", host
             if self.faults.moments:
@@ -179,7 +179,7 @@ class World:
         agent.has_sent = False
         agent.settled = agent.replicas.settled().get(0, agent.settled)
 
-    def tell(self, host: str) -> None:
+    def announce(self, host: str) -> None:
         """An agent saves its position, and its digests are in their topic."""
         agent = self.agents[host]
         agent.saved = agent.settled
@@ -191,7 +191,7 @@ class World:
         agent = self.agents[host]
         sender, digests = self.topic[agent.listened]
         agent.listened += 1
-        agent.replicas.heard(sender, digests, agent.clock)
+        agent.replicas.receive(sender, digests, agent.clock)
 
     def moment(self, host: str) -> None:
         """A moment passes for an agent, and it publishes what is due."""
@@ -204,7 +204,7 @@ class World:
         self._hand_over(agent, agent.replicas.due(agent.clock, 10))
 
     def kill(self, host: str) -> None:
-        """An agent is killed, and starts again. What is not in Kafka is lost, and so is what it has heard."""
+        """An agent is killed, and starts again without the digests that it has read."""
         self._spend("kills")
         saved = self.agents[host].saved
         agent = self.agents[host] = _Agent(self.kind(host, 0.0, PATIENCE), read=saved, settled=saved, saved=saved)

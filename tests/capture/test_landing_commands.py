@@ -169,7 +169,7 @@ def test_a_table_is_forgotten(settings: Settings, monkeypatch: pytest.MonkeyPatc
 def test_a_forgotten_table_leaves_the_catalog(
     settings: Settings, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the catalog does not answer, everything else is deleted, and the command says what is left."""
+    """If the catalog does not answer, everything else is deleted, and the command reports what is left."""
     name, other = published(settings, "a", "b")
     with ExitStack() as stack:
         uri = f"sqlite:///{tmp_path / 'catalog.db'}"

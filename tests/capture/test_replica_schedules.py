@@ -79,9 +79,9 @@ class NeverTakesOver(Replicas[int]):
 class TrustsSigns(Replicas[int]):
     """Counts all that waits as published when it hears any agent."""
 
-    def heard(self, sender: str, digests: Sequence[bytes], now: float) -> None:
+    def receive(self, sender: str, digests: Sequence[bytes], now: float) -> None:
         """Note all."""
-        super().heard(sender, [*digests, *self._waiting], now)
+        super().receive(sender, [*digests, *self._waiting], now)
 
 
 class Impatient(Replicas[int]):

@@ -53,9 +53,9 @@ class Node:
         messages = [("changes", value, key, 0) for value, key in zip(values, keys, strict=True)]
         return self.sharing.choose(segment, schema, changes["token"], messages, encoder.origin_sizes(changes))
 
-    def hear(self, other: "Node", now: float = 0.0) -> None:
+    def receive_from(self, other: "Node", now: float = 0.0) -> None:
         """Hear that Kafka has all that another one sent."""
-        self.replicas.heard(other.name, other.replicas.acknowledged(), now)
+        self.replicas.receive(other.name, other.replicas.acknowledged(), now)
 
 
 def test_replicas_know_one_change_by_one_digest(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_replicas_know_one_change_by_one_digest(tmp_path: Path) -> None:
     assert len(first.read(*rows[:2])) == 2
     assert second.read(*rows) == []
     second.replicas.reached(1, SegmentProgress("log", 10))
-    second.hear(first)
+    second.receive_from(first)
     second.replicas.acknowledged()
     # Other cells are another change, and so is the same one in a table of another id.
     assert second.replicas.settled() == {}
@@ -82,18 +82,18 @@ def test_the_second_replica_comes_before_the_third(tmp_path: Path) -> None:
     for node in (second, third):
         assert node.read(write(1, 1, 1), write(2, 1, 1)) == []
         for host in "abc":
-            node.replicas.heard(host, [], grace)
+            node.replicas.receive(host, [], grace)
     assert third.replicas.due(grace, 10) == []
     assert len(second.replicas.due(grace, 1)) == 1
     assert len(second.replicas.due(grace, 10)) == 1
-    third.hear(second, grace)
+    third.receive_from(second, grace)
     assert third.replicas.due(100 * grace, 10) == []
 
 
 def test_whoever_is_in_doubt_publishes(tmp_path: Path) -> None:
     # It knows no replicas.
     assert len(Node(tmp_path, "c").read(write(1, 1, 1), schema=dataclasses.replace(TABLE, keyspace="other"))) == 1
-    # The others are not heard any more.
+    # The others send nothing any more.
     third = Node(tmp_path, "c")
     assert third.read(write(1, 1, 1)) == []
     later = third.replicas.patience.live
@@ -103,10 +103,10 @@ def test_whoever_is_in_doubt_publishes(tmp_path: Path) -> None:
     assert 30 <= len(Replicas[int]("c", 0.0).take(many, 0.0)) <= 40
     # It has forgotten the digest.
     some = Replicas[int]("c", 0.0)
-    some.heard("a", [b"first"], 0.0)
+    some.receive("a", [b"first"], 0.0)
     assert some.take([Offered(b"first", (), ("", b"", b"", 0))], 0.0) == []
     for start in range(0, 600_000, 1000):
-        some.heard("a", [b"%d" % n for n in range(start, start + 1000)], 0.0)
+        some.receive("a", [b"%d" % n for n in range(start, start + 1000)], 0.0)
     assert len(some.take([Offered(b"first", (), ("", b"", b"", 0))], 0.0)) == 1
 
 
@@ -117,12 +117,12 @@ def test_all_replicas_publish_what_a_truncation_may_concern(tmp_path: Path) -> N
     now = time.time_ns() // 1000
     long_ago, just_now = Truncation(now - 3_600_000_000, 4, 5), Truncation(now, 6, 7)
     assert second.sharing.follow_truncations({FIRST: long_ago}) == []
-    second.hear(first)
+    second.receive_from(first)
     assert [len(second.read(row, segment=number)) for number in (3, 4, 5)] == [1, 1, 0]
     second.replicas.reached(6, SegmentProgress("log"))
     assert second.sharing.follow_truncations({FIRST: just_now}) == [just_now]
     assert second.sharing.follow_truncations({FIRST: just_now}) == []
-    # What was read before is read again, and what was heard before does not count.
+    # The changes that were read before are read again, and earlier digests do not count.
     assert second.replicas.last(6) is None
     assert len(second.read(row)) == 1
     assert second.replicas.acknowledged() == []

@@ -94,5 +94,5 @@ def test_retention_is_named(settings: Settings) -> None:
     assert {each["by"] for each in (changes, events)} == {"retention"}
     assert changes["gone_after"] > certificate["erased_at"]
     assert len(messages(settings, changes["topic"])) == 3
-    # What was published stays published, and erased events are not sent.
+    # Kafka keeps the events that it has, and erased events are not sent.
     assert publish(settings, table) == 0

@@ -300,7 +300,7 @@ class Agent:
         return self._truncations != before or self._truncation_faults != faults
 
     def _follow_others(self, facts: NodeFacts | None) -> None:
-        """Hear what the agents of other nodes have published, and publish what they have not."""
+        """Read which changes the agents of other nodes have published, and publish those that they have not."""
         if self._sharing is not None:
             self._sharing.listen()
             if facts is not None:
@@ -376,7 +376,7 @@ class Agent:
         if not self._publisher.flush(stop):
             return False
         if self._sharing is not None:
-            self._sharing.tell()
+            self._sharing.send_digests()
         settled = self._replicas.settled()
         self._progress.segments.update(settled)
         self.metrics.published(self._counts)

@@ -3,7 +3,7 @@
 Agreement is needed for cost, and never for correctness: whoever is in doubt publishes. Each write has replicas in an
 order. The agent of the first one that is live publishes it at once. The others wait for its digest, which an agent
 sends once Kafka has acknowledged the change. What they miss after a grace, they publish: the second replica after one
-grace, the third after two. A replica is live while its agent is heard.
+grace, the third after two. A replica is live while its agent sends messages.
 
 This module decides, and knows neither Kafka nor the database. `tests/capture/test_replica_schedules.py` runs it through
 all schedules of a few agents and writes.
@@ -26,9 +26,9 @@ _WAITING_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Patience:
-    """How long an agent waits for others, in seconds: an agent is `live` so long after it was heard, and each replica
-    has a `grace` to publish a change before the next one does. A node that syncs its log later than another one shows
-    its writes later, so `grace` has to be longer than that difference.
+    """How long an agent waits for others, in seconds: an agent is `live` so long after its last message, and each
+    replica has a `grace` to publish a change before the next one does. A node that syncs its log later than another one
+    shows its writes later, so `grace` has to be longer than that difference.
     """
 
     live: float = 5.0
@@ -59,9 +59,9 @@ class Replicas(Generic[Progress]):
     def __init__(self, own: str, now: float, patience: Patience | None = None) -> None:
         self.patience = patience or Patience()
         self._own = own
-        # Until it has listened for a while, it takes all others for live.
+        # Until it has read for a while, it takes all others for live.
         self._begun = now
-        self._heard: dict[str, float] = {}
+        self._received: dict[str, float] = {}
         self._published: set[bytes] = set()
         self._published_before: set[bytes] = set()
         # The oldest first.
@@ -120,9 +120,9 @@ class Replicas(Generic[Progress]):
         """Forget the progress of a segment that is gone."""
         self._queues.pop(segment, None)
 
-    def heard(self, sender: str, digests: Sequence[bytes], now: float) -> None:
+    def receive(self, sender: str, digests: Sequence[bytes], now: float) -> None:
         """Note that the agent of a node is live, and that Kafka has the changes with these digests."""
-        self._heard[sender] = now
+        self._received[sender] = now
         for digest in digests:
             self._note(digest)
 
@@ -197,4 +197,4 @@ class Replicas(Generic[Progress]):
         return rank
 
     def _is_live(self, host: str, now: float) -> bool:
-        return now - self._heard.get(host, self._begun) < self.patience.live
+        return now - self._received.get(host, self._begun) < self.patience.live

@@ -1,4 +1,5 @@
-"""The share of an agent with `capture.replicas = "one"`: it hears the agents of other nodes and tells them its digests.
+"""The share of an agent with `capture.replicas = "one"`: it sends digests to the agents of other nodes, and reads
+theirs.
 
 A digest covers the table's id and a change's message without its origin, which is all that replicas have in common. So
 it does not matter how a mutation or a batch came to a node; and a change with other cells, such as that of a read
@@ -6,7 +7,7 @@ repair, is another change.
 
 After a TRUNCATE, the database discards on each node what its log has before some position, and so does landing. The
 nodes come to their positions at different times, so a change may count on one replica alone. So agents publish all
-changes of a truncated table, from those before the position to those of half an hour after it, and tell no digests of
+changes of a truncated table, from those before the position to those of half an hour after it, and send no digests of
 them. An agent that sees a TRUNCATE forgets which changes are published, and reads again what its log has after it.
 
 No fault here stops capture.
@@ -40,7 +41,7 @@ _RINGS_SECONDS = 60.0
 # Changes that are taken over at once.
 _TAKEN_OVER = 2000
 # How far the clock of an agent moves at most between two rounds: it does not count the time of a round that waits for
-# Kafka, in which nobody is heard.
+# Kafka, in which no digests are read.
 _LONGEST_STEP = 1.0
 # How long after a TRUNCATE changes are published by all replicas.
 _TRUNCATED_MICROS = 1_800_000_000
@@ -56,7 +57,7 @@ class Sharing:
     ) -> None:
         self._settings, self._own, self._replicas, self._ring_of = settings, own, replicas, ring_of
         self._topic: DigestTopic | None = None
-        self._clock, self._heard_at = 0.0, time.monotonic()
+        self._clock, self._read_at = 0.0, time.monotonic()
         self._next_try = self._next_sign = self._next_search = self._next_rings = 0.0
         self._rings: dict[str, Ring] = {}
         # Of all tables, and the tables with recent ones.
@@ -64,16 +65,16 @@ class Sharing:
         self._recent: set[UUID] = set()
 
     def listen(self) -> None:
-        """Hear the other agents. Call it in each round before changes are read."""
+        """Read the digests of the other agents. Call it in each round before changes are read."""
         now = time.monotonic()
-        self._clock += min(now - self._heard_at, _LONGEST_STEP)
-        self._heard_at = now
+        self._clock += min(now - self._read_at, _LONGEST_STEP)
+        self._read_at = now
 
-        def hear(topic: DigestTopic) -> None:
+        def read(topic: DigestTopic) -> None:
             for sender, digests in topic.read():
-                self._replicas.heard(sender, digests, self._clock)
+                self._replicas.receive(sender, digests, self._clock)
 
-        self._with_topic(hear)
+        self._with_topic(read)
 
     def follow_rings(self, keyspaces: Collection[str], sync_seconds: float) -> None:
         """Read from time to time, and for a new keyspace, which nodes have replicas. `sync_seconds` is how long after
@@ -136,8 +137,8 @@ class Sharing:
         """Return for how many seconds the first change has waited for other agents."""
         return self._replicas.waits(self._clock)
 
-    def tell(self) -> None:
-        """Tell the others what Kafka has acknowledged, or that this agent is live."""
+    def send_digests(self) -> None:
+        """Send the digests of the changes that Kafka has acknowledged, or from time to time a message without any."""
         digests = self._replicas.acknowledged()
         if digests or time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + _SIGN_SECONDS

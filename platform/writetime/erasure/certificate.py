@@ -34,7 +34,7 @@ REMAINS = (
     "logs, alerts, reports of errors, and the storage of Dagster, which may quote values",
     "files of tasks that other programs ran meanwhile and that failed: `writetime maintain` deletes them after "
     "lake.vacuum_hours, and this command, run again, at once",
-    "the ids of erased row events, from which someone who knows a key can tell that its rows had events",
+    "the ids of erased row events, which show to someone with a key that its rows had events",
 )
 """What this does not reach."""
 

@@ -46,13 +46,13 @@ def topics_of(settings: Settings, table: LakeTable, *, delete_records: bool) -> 
             if topic == names[0]:
                 _wait_until_landed(table, topic, ends)
             _delete_records(settings, topic, ends)
-            told: dict[str, Any] = {"by": "deletion of records", "before": _texts(ends), "note": _SEGMENTS}
+            entry: dict[str, Any] = {"by": "deletion of records", "before": _texts(ends), "note": _SEGMENTS}
         else:
             seconds = topic_retention_seconds(settings, topic)
             until = None if seconds is None else instant_text(round((time.time() + seconds) * 1e6))
-            told = {"by": "retention", "messages_until": _texts(ends), "gone_after": until}
-            told["note"] = "never: run this again with --delete-records" if until is None else _SEGMENTS
-        found.append({"topic": topic, **told})
+            entry = {"by": "retention", "messages_until": _texts(ends), "gone_after": until}
+            entry["note"] = "never: run this again with --delete-records" if until is None else _SEGMENTS
+        found.append({"topic": topic, **entry})
     return found
 
 

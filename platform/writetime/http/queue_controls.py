@@ -1,4 +1,4 @@
-"""What callers ask of queues over HTTP, a part of the ingress: what became of an item, cancels, pauses of queues.
+"""Controls of queues over HTTP, a part of the ingress: states of items, cancels, pauses of queues.
 
 A call may wait until an item is finished. It then costs a read of the database each second.
 """

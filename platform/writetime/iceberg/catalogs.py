@@ -71,8 +71,8 @@ class CatalogEntry:
         self._catalog: Catalog | None = None
 
     def register(self, metadata: Mapping[str, Any], address: str, exists: Exists) -> None:
-        """Let the catalog have a version of the metadata, whose file has this address. `exists` tells the version that
-        it has from one whose file was deleted.
+        """Let the catalog have a version of the metadata, whose file has this address. `exists` finds whether the
+        file of the version that it has was deleted.
 
         Raises:
             WritetimeError: the catalog does not answer, or refuses it, or has another table of this name. It is a

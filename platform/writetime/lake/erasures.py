@@ -3,7 +3,7 @@
 A record is a file of the lake, `erasures/<keyspace>.<table>/<number>.json`. It is not in the table's folder, so that it
 stays if this folder is deleted, or restored from an earlier copy. It names a partition only by a keyed hash (HMAC,
 RFC 2104, with SHA-256) of the table's name and the serialised key. The secret is `erasures/secret`, because every
-program that adds changes needs it, on any machine. Who reads it can check whether a known key was erased.
+program that adds changes needs it, on any machine. A program that has it can check whether a known key was erased.
 
 While a record exists, no reader of messages or SSTables adds a change of such a partition that is not newer than its
 erasure. A record is written before anything is erased. Whoever adds changes reads the records after the version that

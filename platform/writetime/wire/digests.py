@@ -1,7 +1,7 @@
-"""The topic `writetime.digests`, in which agents tell each other which changes Kafka has (`capture.replicas = "one"`).
+"""The topic `writetime.digests`, by which agents know which changes Kafka has (`capture.replicas = "one"`).
 
 A message has the host id of the sender's node as its key, and digests of changes one after the other as its value. One
-without digests shows that the sender is live. Nothing is lost with this topic: agents that hear nothing publish all
+without digests shows that the sender is live. Nothing is lost with this topic: agents that read nothing publish all
 changes themselves.
 """
 

@@ -136,7 +136,7 @@ class Attempt:
     has_lane: bool = False
     expired: bool = False
     # When it was asked to end, because of its limit or of a cancelled item.
-    told: float | None = None
+    end_asked_at: float | None = None
     # Of a coroutine that has begun; and whether its loop has called `cancel`.
     task: "asyncio.Task[None] | None" = None
     cancelled: bool = False
@@ -334,13 +334,13 @@ class Attempts:
             self._watching = bool(running or self._waiting)
         now = self._loop.time()
         for attempt in running:
-            if attempt.told is None:
+            if attempt.end_asked_at is None:
                 attempt.expired = now - attempt.began >= attempt.limit_seconds
                 if attempt.expired or attempt.is_cancelled():
-                    attempt.told = now
+                    attempt.end_asked_at = now
                     if attempt.coroutine:
                         self._coroutines().call_soon_threadsafe(attempt.cancel)
-            elif now - attempt.told >= GRACE_SECONDS:
+            elif now - attempt.end_asked_at >= GRACE_SECONDS:
                 self._abandon(attempt)
         if self._watching:
             self._loop.call_later(_WATCH_SECONDS, self._watch)

@@ -1,4 +1,4 @@
-"""What people ask of the workers of a queue: to pause it or a key, and to cancel items; and what became of an item.
+"""Requests to the workers of a queue, to pause it or a key and to cancel items; and the states of items.
 
 A request is first written, and then a change of the queue is recorded next to the owners of its shards, which each
 worker reads every few seconds anyway. So requests cost nothing while nobody makes one. A worker reads the requests
@@ -38,7 +38,7 @@ class UnknownItem(WritetimeError):
 
 @dataclass(frozen=True)
 class ItemState:
-    """What became of an item: `status` is waiting, processing, retry, cancelling, or one of the final ones: completed
+    """The state of an item: `status` is waiting, processing, retry, cancelling, or one of the final ones: completed
     (with the handler's `result`), dead, or cancelled. `error` is that of the last failed attempt.
     """
 

@@ -31,7 +31,7 @@ _LONGEST_SWEEP_SECONDS = 60.0
 
 
 class Controls(NamedTuple):
-    """What people ask of the workers of a queue, since the last change of it."""
+    """The requests to the workers of a queue as of their last change."""
 
     change: UUID | None = None
     pauses: Pauses = Pauses(None, {})
