@@ -33,6 +33,8 @@ class Replicated:
         self._source.write_one(statement)
         schema = read_schema(self._source.session(), f"{KEYSPACE}.{name}")
         self.lake = create_table(self.settings, schema)
+        # The first files of each table have the same names.
+        self._known.clear()
         return schema
 
     def write(self, statements: list[str]) -> None:
