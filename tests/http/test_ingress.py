@@ -37,7 +37,7 @@ from writetime.core.errors import WritetimeError
 from writetime.http.ingress import serve
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 from writetime.servers.process import free_port
-from writetime.workqueue import Worker, inspect
+from writetime.workqueue import Worker, inspect, schedules
 from writetime.workqueue.queue_tables import QueueTables
 
 SILENT = free_port()
@@ -296,6 +296,9 @@ ITEMS = "/queues/{queue}/items"
 ITEM = f"{ITEMS}/{{itemId}}"
 PAUSE = "/queues/{queue}/pause"
 REDRIVE = "/queues/{queue}/redrive"
+SCHEDULES = "/queues/{queue}/schedules"
+SCHEDULE = f"{SCHEDULES}/{{name}}"
+ABOUT_SCHEDULES = [("GET", SCHEDULES), ("PUT", SCHEDULE), ("DELETE", SCHEDULE)]
 ABOUT_QUEUES = [("PUT", PAUSE), ("DELETE", PAUSE), ("POST", REDRIVE), ("DELETE", ITEMS)]
 ABOUT_ITEMS = [("GET", ITEM), ("DELETE", ITEM), *ABOUT_QUEUES]
 Call = tuple[str, str, httpx.Response]
@@ -321,6 +324,18 @@ class Calls:
         item_id = up.client.post(ITEMS.replace("{queue}", "some jobs"), json={"payload": 1}).json()["itemId"]
         self.call(up, "POST", ITEMS, json={"payload": 2, "itemId": item_id})
         self.call_about_an_item(up, item_id)
+        self.call_about_schedules(up)
+
+    def call_about_schedules(self, up: Running) -> None:
+        large = {"cron": "0 0 1 1 *", "payload": {"a": "x" * 262_120}}
+        for body, status in (({"cron": "0 0 1 1 *", "key": "k"}, 200), ({"cron": "x"}, 400), (large, 413)):
+            self.call(up, "PUT", SCHEDULE, json=body)
+            assert self.made[-1][2].status_code == status
+        self.call(up, "GET", SCHEDULES)
+        self.call(up, "DELETE", SCHEDULE)
+        for method, path in ABOUT_SCHEDULES:
+            address = path.replace("{queue}", "unknown")
+            self.made.append((method, path, up.client.request(method, address, json={"cron": "0 0 1 1 *"})))
 
     def call_about_an_item(self, up: Running, item_id: str) -> None:
         for method, path in ABOUT_ITEMS:
@@ -335,6 +350,8 @@ class Calls:
             until(lambda: up.app._controls._asking == 1)
             for method, path in ABOUT_ITEMS:
                 self.ask(up, method, path, item_id)
+            for method, path in ABOUT_SCHEDULES:
+                self.call(up, method, path, json={"cron": "0 0 1 1 *"})
             assert waiting.result().json()["status"] == "cancelling"
 
     def ask(self, ingress: Running, method: str, path: str, item_id: str, **query: str) -> None:
@@ -360,6 +377,8 @@ class Calls:
         assert " id" not in refused["reason"]
         for method, path in ABOUT_ITEMS:
             self.ask(cut_off, method, path, str(uuid.uuid4()))
+        for method, path in ABOUT_SCHEDULES:
+            self.call(cut_off, method, path, json={"cron": "0 0 1 1 *"})
 
     def call_one_without_an_answer(self, unanswered: Running) -> None:
         """Its database does not answer; a second item comes while one waits."""
@@ -496,6 +515,40 @@ def test_an_item_is_awaited_and_cancelled_and_a_queue_paused_over_http(broker: S
         assert client.delete(f"{path}?olderThanSeconds=3600").json() == {"cancelling": 0}
         assert client.delete(f"{path}?key=k").json() == {"cancelling": 2}
         assert client.post(f"/queues/{queue}/redrive?error=x").json() == {"redriven": 0}
+
+
+REFUSED_SCHEDULES = [
+    {},
+    [],
+    {"cron": 1},
+    {"cron": "0 0 30 2 *"},
+    {"cron": "* * * * *", "colour": 1},
+    {"cron": "* * * * *", "zone": "Europe/Atlantis"},
+    {"cron": "* * * * *", "zone": 1},
+    {"cron": "* * * * *", "key": ""},
+    {"cron": "* * * * *", "key": 1},
+    {"cron": "* * * * *", "payload": [1]},
+    {"cron": "* * * * *", "payload": {"slot": 1}},
+    {"cron": "* * * * *", "timeLimitSeconds": True},
+    {"cron": "* * * * *", "timeLimitSeconds": 0},
+]
+
+
+def test_a_schedule_is_stored_over_http(broker: Settings) -> None:
+    queue = f"http-{uuid.uuid4().hex}"
+    with running(broker) as ingress:
+        client, path = ingress.client, f"/queues/{queue}/schedules"
+        client.post(f"/queues/{queue}/items", json={"payload": 1})
+        yearly = {"cron": "30 2 1 1 *", "zone": "Asia/Kolkata", "payload": {"a": [1]}, "timeLimitSeconds": 2.5}
+        answers = [client.put(f"{path}/{name}", json=yearly).json() for name in ("a b", "a b", "c")]
+        assert answers == [{"scheduled": True, "changed": changed} for changed in (True, False, True)]
+        assert {client.put(f"{path}/a b", json=body).status_code for body in REFUSED_SCHEDULES} == {400}
+        assert client.delete(f"{path}/c").json() == {"scheduled": False, "changed": True}
+        assert client.delete(f"{path}/c").json() == {"scheduled": False, "changed": False}
+        [found] = client.get(path).json()["schedules"]
+    assert found.pop("nextSlot").endswith("-01-01T02:30:00+05:30")
+    assert found == {"name": "a b", **yearly}
+    assert schedules(broker, queue)[0].schedule.time_limit_seconds == 2.5
 
 
 @pytest.mark.parametrize(("error", "status"), [(OperationTimedOut(), 503), (RuntimeError("a bug"), 500)])

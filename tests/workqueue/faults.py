@@ -19,7 +19,7 @@ from writetime.core import config
 from writetime.core.config import Settings
 from writetime.servers.cassandra import CassandraServer
 from writetime.servers.process import free_port
-from writetime.workqueue import pause, resume
+from writetime.workqueue import Schedule, pause, resume, schedule, unschedule
 
 ITEMS = 60
 
@@ -100,6 +100,23 @@ def controlled(stage: Stage) -> None:
     stage.cancel(ITEMS // 6)
 
 
+def recurring(stage: Stage) -> None:
+    """Slots come while workers, whose wall clocks are a minute off, are killed with a slot's item not inserted, or
+    paused for longer than their lease.
+    """
+    schedule(stage.settings, stage.queue, Schedule("slots", "*/2 * * * * *"))
+    stage.worker(trap="after name", trap_at=stage.rng.randrange(1, 4), clock_offset=60.0)
+    stage.wait_for("trap")
+    second = stage.worker(clock_offset=-60.0)
+    stage.wait_for("completed", len(stage.lines("completed")) + 3)
+    second.signal(signal.SIGSTOP)
+    stage.worker()
+    stage.wait_for("completed", len(stage.lines("completed")) + 2)
+    second.signal(signal.SIGCONT)
+    stage.wait_for("completed", len(stage.lines("completed")) + 3)
+    assert unschedule(stage.settings, stage.queue, "slots")
+
+
 def bucket_ends(stage: Stage) -> None:
     """Items come while one bucket ends and the next begins, again and again, and a worker is killed meanwhile."""
     stage.enqueuer(ITEMS, pause=0.05)
@@ -136,6 +153,7 @@ FAULTS: dict[str, Callable[[Stage], None]] = {
     "wrong clocks": wrong_clocks,
     "lost answers": lost_answers,
     "controlled": controlled,
+    "recurring": recurring,
     "bucket ends": bucket_ends,
     "database away": database_away,
     "database killed": database_killed,

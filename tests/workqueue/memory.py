@@ -13,6 +13,7 @@ from uuid import UUID
 
 from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import Settings
+from writetime.workqueue.context import DatabaseClock
 from writetime.workqueue.enqueue import AsyncEnqueuer
 from writetime.workqueue.items import Entry, ItemPartition, Status
 from writetime.workqueue.queue_tables import (
@@ -22,6 +23,7 @@ from writetime.workqueue.queue_tables import (
     ItemUpdate,
     Pauses,
     QueueTables,
+    ScheduleRow,
     ShardRow,
     ShardRows,
     StateRow,
@@ -78,14 +80,20 @@ class MemoryDatabase:
         self.names: dict[str, tuple[float, Entry]] = {}
         self.cancels: dict[ItemPartition, set[UUID]] = {}
         self.controls: UUID | None = None
+        self.schedules: dict[str, ScheduleRow] = {}
         self.faults: list[tuple[str, str, int, str]] = []
 
 
 class MemoryTables(QueueTables):
-    """One worker's way to the database in memory, to one queue. `paused_until` stops it, in the loop's time."""
+    """One worker's way to the database in memory, to one queue. `paused_until` stops it, in the loop's time. The clock
+    of its node is ahead by `skew_millis`.
+    """
 
-    def __init__(self, database: MemoryDatabase, shards: int = 1, bucket_seconds: int = 3600) -> None:
+    def __init__(
+        self, database: MemoryDatabase, shards: int = 1, bucket_seconds: int = 3600, skew_millis: int = 0
+    ) -> None:
         self._db = database
+        self._skew = skew_millis
         self._known = shards, bucket_seconds
         self.paused_until = 0.0
         self.lost = 0
@@ -114,7 +122,7 @@ class MemoryTables(QueueTables):
             await asyncio.sleep(pause)
 
     def _now(self) -> int:
-        return self._db.start + round(asyncio.get_running_loop().time() * 1000)
+        return self._db.start + self._skew + round(asyncio.get_running_loop().time() * 1000)
 
     async def queue(self, name: str, shards: int, bucket_seconds: int) -> tuple[int, int]:
         return shards, bucket_seconds
@@ -308,6 +316,18 @@ class MemoryTables(QueueTables):
     async def resume(self, queue: str, key: str | None) -> bool:
         return await self._ask(lambda: self._db.paused.pop(key or "", None) is not None)
 
+    async def schedules(self, queue: str) -> list[ScheduleRow]:
+        return await self._ask(lambda: sorted(self._db.schedules.values()))
+
+    async def put_schedule(self, queue: str, schedule: ScheduleRow) -> None:
+        def act() -> None:
+            self._db.schedules[schedule.name] = schedule._replace(since=self._now())
+
+        await self._ask(act)
+
+    async def delete_schedule(self, queue: str, name: str) -> bool:
+        return await self._ask(lambda: self._db.schedules.pop(name, None) is not None)
+
     async def cancels(self, place: ItemPartition) -> set[UUID]:
         return await self._ask(lambda: set(self._db.cancels.get(place, ())))
 
@@ -383,9 +403,8 @@ class MemoryTables(QueueTables):
 
 def memory_enqueuer(tables: QueueTables, settings: Settings) -> AsyncEnqueuer:
     """Return an enqueuer whose clock is that of the loop."""
-    enqueuer = AsyncEnqueuer(tables, settings)
-    enqueuer._clock._monotonic = asyncio.get_running_loop().time
-    return enqueuer
+    clock = DatabaseClock(tables, asyncio.get_running_loop().time)
+    return AsyncEnqueuer(tables, settings.workqueue, clock)
 
 
 def run_virtually(work: Coroutine[Any, Any, _T]) -> _T:

@@ -13,10 +13,11 @@ without a request, and the second item begins only after the first is finished. 
 state, a state can be reached in which both items are finished.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from tests.workqueue.exploring import explore_states
 
 ITEMS = 2
 NEW, PROCESSING, DONE, CANCELLED = 0, 1, 2, 3
@@ -206,46 +207,22 @@ def fault(state: State) -> str | None:
 
 
 def explore(rules: Rules) -> tuple[int, str | None]:
-    """Visit every state breadth first; return how many there are, and the first fault."""
-    first = State()
-    numbers: dict[State, int] = {first: 0}
-    earlier: list[list[int]] = [[]]
-    finished: list[int] = []
-    waiting = deque([first])
-    while waiting:
-        state = waiting.popleft()
-        number = numbers[state]
-        if wrong := fault(state):
-            return len(numbers), wrong
-        if all(s in FINAL for s in state.rows):
-            finished.append(number)
+    """Visit every state; return how many there are, and the first fault."""
+
+    def following(state: State) -> Iterator[State]:
         for reached in steps(state, rules):
-            following = reached
+            useless = set[Message]()
             if rules.epoch_fence and rules.op_fence:
                 useless = {m for m in reached.messages if without_effect(reached, m)}
-                following = replace(reached, messages=reached.messages - useless)
-            found = numbers.get(following)
-            if found is None:
-                found = numbers[following] = len(numbers)
-                earlier.append([])
-                waiting.append(following)
-            earlier[found].append(number)
-    return len(numbers), _lost(numbers, earlier, finished, rules)
+            yield replace(reached, messages=reached.messages - useless) if useless else reached
 
-
-def _lost(numbers: dict[State, int], earlier: list[list[int]], finished: list[int], rules: Rules) -> str | None:
-    """Go back from the states in which all is finished: who is not met is stuck, if take-overs are left to it."""
-    met = set(finished)
-    waiting = deque(finished)
-    while waiting:
-        for number in earlier[waiting.popleft()]:
-            if number not in met:
-                met.add(number)
-                waiting.append(number)
-    for state, number in numbers.items():
-        if number not in met and state.shard_epoch < rules.epochs:
-            return f"nothing leads to the end from {state}"
-    return None
+    return explore_states(
+        State(),
+        following,
+        fault,
+        is_end=lambda state: all(status in FINAL for status in state.rows),
+        may_go_on=lambda state: state.shard_epoch < rules.epochs,
+    )
 
 
 if __name__ == "__main__":

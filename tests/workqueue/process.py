@@ -23,6 +23,7 @@ from uuid import UUID
 from writetime.core.config import Settings
 from writetime.workqueue import Enqueuer, EnqueueUnknown, Item, NewItem, Worker
 from writetime.workqueue.items import Entry
+from writetime.workqueue.queue_tables import QueueTables
 from writetime.workqueue.runner import ShardRunner
 
 POINTS = ("before claim", "after claim", "before effect", "after effect", "before completion", "after completion")
@@ -74,7 +75,7 @@ class Process:
 
     def work(self) -> None:
         """Run a worker until SIGTERM."""
-        claim, complete = ShardRunner.claim, ShardRunner.complete
+        claim, complete, claim_name = ShardRunner.claim, ShardRunner.complete, QueueTables.claim_name
         process = self
 
         async def trapped_claim(self: ShardRunner, entries: Sequence[Entry]) -> None:
@@ -88,6 +89,11 @@ class Process:
             written.add_done_callback(partial(note, entry.item_id, entry.attempts))
             return written
 
+        async def trapped_claim_name(self: QueueTables, name: str, entry: Entry, seconds: int) -> Entry | None:
+            first = await claim_name(self, name, entry, seconds)
+            process.pass_point("after name")
+            return first
+
         def note(item_id: UUID, attempt: int, written: "asyncio.Future[None]") -> None:
             if written.exception() is None:
                 process.note(what="completed", item=str(item_id), attempt=attempt)
@@ -95,6 +101,7 @@ class Process:
 
         ShardRunner.claim = trapped_claim
         ShardRunner.complete = trapped_complete
+        QueueTables.claim_name = trapped_claim_name
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         outcomes = Worker(self._settings, {self._task.queue: self.handle}).run(stop)

@@ -3,15 +3,18 @@
 The code of enqueuers and workers is real. The database is in memory, and time is that of the event loop, so minutes
 take milliseconds. Requests are lost before, after and while they are applied. Workers are paused for longer than their
 lease, killed and started. Handlers fail, items come late, and buckets end, close and are dropped. Someone pauses and
-resumes the queue and its keys, and cancels items. Everything follows from a seed.
+resumes the queue and its keys, and cancels items. A schedule has a slot every few seconds. Everything follows from a
+seed.
 """
 
 import asyncio
+import json
 import logging
 import math
 import random
 from collections import defaultdict
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -22,6 +25,7 @@ from writetime.core.errors import WritetimeError
 from writetime.workqueue.controls import AsyncControls
 from writetime.workqueue.enqueue import EnqueueUnknown, NewItem
 from writetime.workqueue.items import GiveUp, Item, Status
+from writetime.workqueue.recurrence import Schedule
 from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
@@ -74,6 +78,8 @@ class Simulation:
         self.pauses: list[tuple[str | None, float, float]] = []
         # The ids of acknowledged items by their unique names.
         self.names: dict[str, set[Any]] = defaultdict(set)
+        # The items of the schedule by their slots.
+        self.slots: dict[str, set[Any]] = defaultdict(set)
         self.workers = 0
         self.fenced = 0
 
@@ -81,6 +87,9 @@ class Simulation:
         """Do it all, then wait until nothing is left, and check."""
         rng = self.rng
         self.start_worker()
+        gap = rng.choice([2, 7, 30])
+        controls = AsyncControls(self.operator_tables(), self.settings)
+        await controls.schedule(QUEUE, Schedule("s", f"*/{gap} * * * * *", key=rng.choice([None, "0a"])))
         senders = [asyncio.create_task(self.send(n)) for n in range(rng.randrange(1, 4))]
         senders.append(asyncio.create_task(self.meddle()))
         self.database.loss = rng.choice([0.0, 0.02, 0.15])
@@ -105,6 +114,7 @@ class Simulation:
         await asyncio.gather(*senders)
         self.database.loss = rng.choice([0.0, 0.02])
         self.start_worker()
+        await self.end_schedule(controls, gap)
         while self.unfinished():
             assert asyncio.get_running_loop().time() < _LIMIT_SECONDS, f"never finished: {self.unfinished()[:3]}"
             await asyncio.sleep(1)
@@ -118,21 +128,46 @@ class Simulation:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.check()
 
+    def operator_tables(self) -> MemoryTables:
+        """Return another way to the database."""
+        own = self.settings.workqueue
+        return MemoryTables(self.database, own.queue(QUEUE).shards, own.bucket_seconds)
+
+    async def end_schedule(self, controls: AsyncControls, gap: int) -> None:
+        """Wait until workers have the shards again, and for a slot; then delete the schedule."""
+        await asyncio.sleep(90 + 2 * gap)
+        self.note_slots()
+        newest = max(map(datetime.fromisoformat, self.slots), default=datetime.min.replace(tzinfo=UTC))
+        now = self.database.start / 1000 + asyncio.get_running_loop().time()
+        assert newest.timestamp() > now - 2 * gap - 30, "no slot has an item any more"
+        while self.database.schedules:
+            with suppress(WritetimeError):
+                await controls.unschedule(QUEUE, "s")
+
+    def note_slots(self) -> None:
+        """Note the slots of all items that are not dropped."""
+        for entry in (entry for entries in self.database.items.values() for entry in entries.values()):
+            if "slot" in entry.payload:
+                self.slots[json.loads(entry.payload)["slot"]].add(entry.item_id)
+
     def start_worker(self) -> None:
         """Start one more worker."""
         self.workers += 1
         name = f"w{self.workers}"
-        tables, stop = MemoryTables(self.database), asyncio.Event()
+        skew = self.rng.choice([-2000, 0, 2000]) if self.settings.workqueue.clock_tolerance_seconds else 0
+        tables, stop = MemoryTables(self.database, skew_millis=skew), asyncio.Event()
         now = asyncio.get_running_loop().time
         started = now()
 
         async def handle(item: Item) -> dict[str, Any]:
             self.times.append((now(), started, item.key, item.item_id))
             self.begun.append((item.key, item.item_id, f"{name}/{item.attempt}"))
+            if isinstance(item.payload, dict):
+                self.slots[item.payload["slot"]].add(item.item_id)
             await asyncio.sleep(self.rng.choice([0, 0.01, 0.2, 3.0]))
             if self.rng.random() < 0.1:
                 raise ValueError("by chance")
-            if item.payload % 37 == 0:
+            if isinstance(item.payload, int) and item.payload % 37 == 0:
                 raise GiveUp
             return {"by": f"{name}/{item.attempt}"}
 
@@ -180,9 +215,8 @@ class Simulation:
 
     async def meddle(self) -> None:
         """Pause, resume and cancel, as an operator would; in the end, nothing is paused."""
-        rng, now, own = self.rng, asyncio.get_running_loop().time, self.settings.workqueue
-        tables = MemoryTables(self.database, own.queue(QUEUE).shards, own.bucket_seconds)
-        controls = AsyncControls(tables, self.settings)
+        rng, now = self.rng, asyncio.get_running_loop().time
+        controls = AsyncControls(self.operator_tables(), self.settings)
         for _ in range(rng.randrange(6)):
             await asyncio.sleep(rng.uniform(0, 5))
             key = rng.choice([None, "0a", "0b", "1a"])
@@ -214,7 +248,11 @@ class Simulation:
         """Nothing lost, no completion twice, keys in order, and what people asked for done."""
         completed = [i for i, _ in self.database.completions]
         assert len(completed) == len(set(completed)), "an item was completed twice"
-        assert set(completed) <= self.acknowledged.keys() | self.unknown, "an item was never sent"
+        self.note_slots()
+        for slot, ids in self.slots.items():
+            assert len(ids) == 1, f"the slot {slot} has several items"
+        sent = self.acknowledged.keys() | self.unknown | {item_id for ids in self.slots.values() for item_id in ids}
+        assert set(completed) <= sent, "an item was never sent"
         dead = {i for rows in self.database.rows.values() for i, c in rows.items() if c.status is Status.DEAD}
         assert not dead & set(completed), "an item is completed and dead"
         assert dead <= self.database.letters.keys(), "a dead item has no letter"

@@ -1,7 +1,8 @@
 """The stage of a fault test: processes on a real database behind a proxy, and the checker at the end.
 
 The checker reads the database and the processes' ledger, and never a worker's counters. Each acknowledged item must be
-completed or dead, each recorded completion must be the one in the database, and items of a key must run in order.
+completed or dead, each recorded completion must be the one in the database, and items of a key must run in order. A
+slot of a schedule must have one item.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -134,20 +135,26 @@ class Stage:
             for process in self.processes:
                 if process.name.startswith("worker") and process.running:
                     process.end()
-            found = self._finished(session)
-        return self._check(acknowledged, found)
+            found, slots = self._finished(session), self._slots(session)
+        assert len(set(slots.values())) == len(slots), f"a slot has several items: {sorted(slots.values())}"
+        counts = self._check(acknowledged, {item: state for item, state in found.items() if item not in slots})
+        return f"{counts}, {len(slots)} slots"
 
     def _finished(self, session: Session) -> dict[str, Any]:
+        rows = self._rows(session, "item_id, status, result", "queue_state")
+        return {str(row.item_id): row for row in rows if row.status in ("COMPLETED", "DEAD", "CANCELLED")}
+
+    def _slots(self, session: Session) -> dict[str, str]:
+        """Return the items of schedules with their slots."""
+        rows = [(str(r.item_id), json.loads(r.payload)) for r in self._rows(session, "item_id, payload", "queue_items")]
+        return {item: payload["slot"] for item, payload in rows if isinstance(payload, dict)}
+
+    def _rows(self, session: Session, columns: str, table: str) -> Iterator[Any]:
         keyspace = self.settings.cassandra.keyspace
         buckets = session.execute(f"SELECT bucket, shard FROM {keyspace}.queue_buckets WHERE queue = %s", [self.queue])
-        found = {}
         for row in buckets:
-            query = f"SELECT item_id, status, result FROM {keyspace}.queue_state "
-            query += "WHERE queue = %s AND shard = %s AND bucket = %s"
-            for state in session.execute(query, [self.queue, row.shard, row.bucket]):
-                if state.status in ("COMPLETED", "DEAD", "CANCELLED"):
-                    found[str(state.item_id)] = state
-        return found
+            query = f"SELECT {columns} FROM {keyspace}.{table} WHERE queue = %s AND shard = %s AND bucket = %s"
+            yield from session.execute(query, [self.queue, row.shard, row.bucket])
 
     def _check(self, acknowledged: dict[str, Any], found: dict[str, Any]) -> str:
         unknown = {item for line in self.lines("unknown") for item in line["items"]}

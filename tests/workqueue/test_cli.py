@@ -7,7 +7,9 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -79,7 +81,15 @@ def test_a_dead_letter_of_any_time_is_listed(monkeypatch: pytest.MonkeyPatch, de
 
 @contextmanager
 def working(jobs: str, folder: Path, outcomes: str = "2 completed, 1 dead") -> Iterator[None]:
-    """A worker as a program, which ends when it is asked to."""
+    """A worker as a program, which ends when it is asked to, with these outcomes."""
+    output: list[str] = []
+    with program(jobs, folder, output):
+        yield
+    assert output == [outcomes]
+
+
+@contextmanager
+def program(jobs: str, folder: Path, outputs: list[str] | None = None) -> Iterator[None]:
     command = [Path(sys.executable).with_name("writetime"), "work", "--queue", jobs, "--handler", "my_handlers:handle"]
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
@@ -90,7 +100,8 @@ def working(jobs: str, folder: Path, outcomes: str = "2 completed, 1 dead") -> I
         process.terminate()
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert output.strip() == outcomes
+    if outputs is not None:
+        outputs.append(output.strip())
 
 
 def test_work_inspect_and_redrive(own: Settings, jobs: str, tmp_path: Path) -> None:
@@ -144,6 +155,37 @@ def test_a_name_has_one_item_in_its_time(own: Settings, jobs: str) -> None:
     assert json.loads(run("queue", "inspect", jobs))["received"] == 3
     refused = CliRunner().invoke(main, [*enqueue, ""])
     assert (refused.exit_code, "a unique name must have" in refused.stderr) == (1, True)
+
+
+def test_a_schedule_has_an_item_per_slot(own: Settings, jobs: str, tmp_path: Path) -> None:
+    (tmp_path / "my_handlers.py").write_text("def handle(item): return item.payload")
+    schedule = ["queue", "schedule", jobs, "tick", "* * * * * *", '{"n": 1}', "--zone", "Europe/Berlin", "--key", "k"]
+    assert run(*schedule) == "scheduled\n"
+    assert run(*schedule) == "was scheduled before\n"
+    found = json.loads(run("queue", "schedules", jobs))
+    assert datetime.fromisoformat(found.pop("next_slot")).utcoffset() in (timedelta(hours=1), timedelta(hours=2))
+    assert found == {
+        "name": "tick",
+        "cron": "* * * * * *",
+        "zone": "Europe/Berlin",
+        "payload": {"n": 1},
+        "key": "k",
+    } | {"time_limit_seconds": None}
+    for count in (2, 5):
+        with program(jobs, tmp_path):
+            until(lambda count=count: len(results(own, jobs)) >= count, f"{count} slots have items")
+    assert run("queue", "unschedule", jobs, "tick") == "unscheduled\n"
+    assert run("queue", "unschedule", jobs, "tick") == "was not scheduled\n"
+    assert run("queue", "schedules", jobs) == ""
+    slots = [datetime.fromisoformat(result["slot"]) for result in results(own, jobs)]
+    assert len(slots) == len(set(slots))
+    assert {result["n"] for result in results(own, jobs)} == {1}
+    wrong = CliRunner().invoke(main, ["queue", "schedule", jobs, "tick", "61 * * * *"])
+    assert (wrong.exit_code, "the cron expression '61 * * * *' is wrong" in wrong.stderr) == (1, True)
+
+
+def results(settings: Settings, jobs: str) -> list[dict[str, Any]]:
+    return [json.loads(row.result) for row in states(settings, jobs).values() if row.result]
 
 
 def assert_counted(settings: Settings, jobs: str) -> None:

@@ -4,61 +4,14 @@ Oracle: the times at which handlers began, and the rows that the workers wrote.
 """
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from tests.workqueue.conftest import with_queue
-from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer, run_virtually
-from writetime.core.config import Settings
-from writetime.workqueue.controls import AsyncControls, ItemState, UnknownItem
-from writetime.workqueue.enqueue import NewItem
+from tests.workqueue.world import QUEUE, ROUND_SECONDS, World, run
+from writetime.workqueue.controls import UnknownItem
 from writetime.workqueue.items import Item, first_id
-from writetime.workqueue.worker_loop import WorkerLoop
-
-QUEUE = "q"
-# Longer than the longest round of leases, so workers know by then what was asked for.
-ROUND_SECONDS = 3.0
-
-
-class World:
-    """A queue in memory, its workers, and an operator."""
-
-    def __init__(self, handler: Callable[[Item], Awaitable[Any]], backoff: float = 0.05, **workqueue: Any) -> None:
-        own = {"shards": 1, "max_attempts": 3, "backoff_base_seconds": backoff}
-        self.settings = with_queue(Settings(), QUEUE, own, drain_seconds=1.0, idle_poll_seconds=1.0, **workqueue)
-        self.database = MemoryDatabase(random.Random(1), 1_700_000_000_000)
-        self.controls = AsyncControls(MemoryTables(self.database), self.settings)
-        self.begun: list[Any] = []
-        self._handler = handler
-        self._enqueuer = memory_enqueuer(MemoryTables(self.database), self.settings)
-
-    async def enqueue(self, *payloads: Any, key: str | None = None, delay_seconds: float = 0.0) -> list[UUID]:
-        return await self._enqueuer.enqueue(QUEUE, [NewItem(p, key, delay_seconds) for p in payloads])
-
-    async def __aenter__(self) -> "World":
-        self._stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        own = WorkerLoop(
-            MemoryTables(self.database), self.settings.workqueue, {QUEUE: self._handle}, "w", coroutine_loop=loop
-        )
-        self._serving = asyncio.create_task(own.serve(self._stop, until_idle=False))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._stop.set()
-        self.outcomes = await self._serving
-
-    async def _handle(self, item: Item) -> Any:
-        self.begun.append(item.payload)
-        return await self._handler(item)
-
-    async def state(self, item_id: UUID, wait_seconds: float = 0.0) -> ItemState:
-        return await self.controls.item(QUEUE, item_id, wait_seconds=wait_seconds)
 
 
 async def nothing(item: Item) -> Any:
@@ -68,13 +21,6 @@ async def nothing(item: Item) -> Any:
 async def slow(item: Item) -> None:
     """Run for a minute, and end when the item is cancelled."""
     await asyncio.sleep(60)
-
-
-def run(work: Callable[[World], Awaitable[None]], handler: Callable[[Item], Awaitable[Any]], **options: Any) -> None:
-    async def with_world() -> None:
-        await work(World(handler, **options))
-
-    run_virtually(with_world())
 
 
 def test_a_paused_queue_starts_nothing_until_it_is_resumed() -> None:

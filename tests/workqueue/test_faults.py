@@ -17,7 +17,16 @@ pytestmark = pytest.mark.long
 
 # One of each kind; `python -m tests.workqueue.faults` has all of them, many times. They wait for leases most of the
 # time, each with a queue of its own: three at once.
-QUICK = ["wrong clocks", "killed after effect", "zombie", "bucket ends", "lost answers", "controlled", "database away"]
+QUICK = [
+    "wrong clocks",
+    "killed after effect",
+    "zombie",
+    "bucket ends",
+    "lost answers",
+    "controlled",
+    "recurring",
+    "database away",
+]
 
 
 def test_faults(queue_keyspace: Settings, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.workqueue import slot_model
 from tests.workqueue.model import Rules, explore
 
 pytestmark = pytest.mark.slow
@@ -25,3 +26,16 @@ def test_no_state_is_wrong_if_items_are_cancelled() -> None:
 @pytest.mark.parametrize("rules", [Rules(epochs=2, epoch_fence=False), Rules(epochs=2, op_fence=False)])
 def test_without_a_fence_there_is_a_wrong_state(rules: Rules, *, cancels: bool) -> None:
     assert explore(replace(rules, cancels=cancels))[1] is not None
+
+
+def test_no_slot_has_two_items_and_the_newest_has_one() -> None:
+    count, wrong = slot_model.explore(slot_model.Rules())
+    assert wrong is None
+    assert count > 1_000
+
+
+@pytest.mark.parametrize("rule", ["condition", "adopts", "looks"])
+def test_without_a_rule_a_slot_is_wrong(rule: str) -> None:
+    wrong = slot_model.explore(slot_model.Rules(**{rule: False}))[1]
+    assert wrong is not None
+    assert ("two items" in wrong) == (rule != "adopts")

@@ -321,7 +321,7 @@ def test_items_that_were_not_sent_have_no_ids_to_repeat(queue_settings: Settings
             return 0
 
     hasty = queue_settings.workqueue.model_copy(update={"enqueue_timeout_seconds": 0.05})
-    enqueuer = AsyncEnqueuer(Silent(), queue_settings.model_copy(update={"workqueue": hasty}))
+    enqueuer = AsyncEnqueuer(Silent(), hasty)
     with pytest.raises(EnqueueUnknown, match="nothing was enqueued") as unknown:
         asyncio.run(enqueuer.enqueue(jobs, [NewItem(1)]))
     assert unknown.value.item_ids == []

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import asdict
+from typing import Any
 from uuid import UUID
 
 import click
@@ -21,6 +22,7 @@ from writetime.workqueue.enqueue import Enqueuer, NewItem
 from writetime.workqueue.hints import KafkaHint
 from writetime.workqueue.inspect import inspecting
 from writetime.workqueue.metrics import WorkerMetrics
+from writetime.workqueue.recurrence import Schedule
 from writetime.workqueue.worker import Worker
 
 
@@ -91,13 +93,51 @@ def enqueue_command(
     unique_seconds: float,
 ) -> None:
     """Enqueue one item with a JSON payload, and print its id."""
-    try:
-        value = from_json(payload)
-    except (ValueError, RecursionError) as e:
-        raise WritetimeError(f"the payload is not JSON: {e}") from None
+    value = _json(payload)
     with Enqueuer(config.load()) as enqueuer:
         item = NewItem(value, key, delay, None, time_limit, name, unique_seconds)
         click.echo(enqueuer.enqueue_many(queue, [item])[0])
+
+
+def _json(payload: str) -> Any:
+    try:
+        return from_json(payload)
+    except (ValueError, RecursionError) as e:
+        raise WritetimeError(f"the payload is not JSON: {e}") from None
+
+
+@queue_group.command(name="schedule")
+@click.argument("queue")
+@click.argument("name")
+@click.argument("cron")
+@click.argument("payload", default="{}")
+@click.option("--zone", default="UTC", show_default=True, help="The time zone, as Europe/Berlin.")
+@click.option("--key", help="Items of a key run in order.")
+@click.option("--time-limit", type=float, help="Seconds that one attempt may take, in place of the queue's limit.")
+def schedule_command(
+    queue: str, name: str, cron: str, payload: str, *, zone: str, key: str | None, time_limit: float | None
+) -> None:
+    """Enqueue an item at each time of a cron expression, in place of a schedule of this name. The payload is a JSON
+    object.
+    """
+    schedule = Schedule(name, cron, _json(payload), zone, key, time_limit)
+    click.echo("scheduled" if controls.schedule(config.load(), queue, schedule) else "was scheduled before")
+
+
+@queue_group.command(name="unschedule")
+@click.argument("queue")
+@click.argument("name")
+def unschedule_command(queue: str, name: str) -> None:
+    """Delete a schedule."""
+    click.echo("unscheduled" if controls.unschedule(config.load(), queue, name) else "was not scheduled")
+
+
+@queue_group.command(name="schedules")
+@click.argument("queue")
+def schedules_command(queue: str) -> None:
+    """Show the schedules of a queue with their next times, as JSON lines."""
+    for state in controls.schedules(config.load(), queue):
+        click.echo(json.dumps({**asdict(state.schedule), "next_slot": state.next_slot}))
 
 
 @queue_group.command(name="item")

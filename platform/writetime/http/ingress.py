@@ -61,7 +61,7 @@ class Ingress:
         self._items = ItemsEndpoint(
             settings, self._max_batch_events, self.gate, self._metrics.registry, lambda: self.draining
         )
-        self._controls = ControlsEndpoint(self._items, settings)
+        self._controls = ControlsEndpoint(self._items, settings, self.gate)
         self._rest = Starlette(
             routes=[
                 Route("/health", self._health),

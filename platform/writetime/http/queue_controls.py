@@ -1,4 +1,4 @@
-"""Controls of queues over HTTP, a part of the ingress: states of items, cancels, pauses of queues.
+"""Controls of queues over HTTP, a part of the ingress: states of items, cancels, pauses of queues, schedules.
 
 A call may wait until an item is finished. It then costs a read of the database each second.
 """
@@ -15,22 +15,27 @@ from starlette.routing import Route
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.setting_types import YEAR_SECONDS
-from writetime.http.bodies import RefusedCall
-from writetime.http.work_items import RETRY_AFTER, Connected, ItemsEndpoint
-from writetime.workqueue.controls import ItemState, UnknownItem
+from writetime.http import bodies
+from writetime.http.bodies import Disconnected, RefusedCall
+from writetime.http.protocol import Gate
+from writetime.http.work_items import RETRY_AFTER, Connected, ItemsEndpoint, max_item_bytes
+from writetime.workqueue.controls import AsyncControls, ItemState, ScheduleState, UnknownItem
 from writetime.workqueue.dead_items import redrive_letters
-from writetime.workqueue.enqueue import MAX_KEY_BYTES
+from writetime.workqueue.enqueue import MAX_KEY_BYTES, InvalidItem, TooLarge
 from writetime.workqueue.queue_tables import UnknownQueue
+from writetime.workqueue.recurrence import Schedule
 
 # Load balancers end connections that are silent for longer.
 MAX_WAIT_SECONDS = 60.0
+_FIELDS = frozenset({"cron", "zone", "payload", "key", "timeLimitSeconds"})
 
 
 class ControlsEndpoint:
     """Answers calls about queues and single items, over the connection of `items`."""
 
-    def __init__(self, items: ItemsEndpoint, settings: Settings) -> None:
+    def __init__(self, items: ItemsEndpoint, settings: Settings, gate: Gate) -> None:
         self._items = items
+        self._gate = gate
         self._settings = settings
         self._most_asking = settings.ingest.max_pending_events
         self._asking = 0
@@ -39,6 +44,8 @@ class ControlsEndpoint:
             Route("/queues/{queue:path}/pause", self._pause, methods=["PUT", "DELETE"]),
             Route("/queues/{queue:path}/items", self._cancel_all, methods=["DELETE"]),
             Route("/queues/{queue:path}/redrive", self._redrive, methods=["POST"]),
+            Route("/queues/{queue:path}/schedules/{name}", self._schedule, methods=["PUT", "DELETE"]),
+            Route("/queues/{queue:path}/schedules", self._schedules, methods=["GET"]),
         ]
 
     async def _item(self, request: Request) -> Response:
@@ -85,6 +92,25 @@ class ControlsEndpoint:
 
         return await self._answer(ask)
 
+    async def _schedule(self, request: Request) -> Response:
+        async def ask(connected: Connected) -> dict[str, Any]:
+            queue, name = request.path_params["queue"], request.path_params["name"]
+            if request.method == "DELETE":
+                return {"scheduled": False, "changed": await connected.controls.unschedule(queue, name)}
+            most = max_item_bytes(self._settings)
+            body = await bodies.read(request.receive, most, most)
+            with self._gate.admitted(len(body)):
+                return await _schedule(connected.controls, queue, name, bodies.parse(body))
+
+        return await self._answer(ask)
+
+    async def _schedules(self, request: Request) -> Response:
+        async def ask(connected: Connected) -> dict[str, Any]:
+            states = await connected.controls.schedules(request.path_params["queue"])
+            return {"schedules": [_described_schedule(state) for state in states]}
+
+        return await self._answer(ask)
+
     async def _answer(self, ask: Callable[[Connected], Awaitable[dict[str, Any]]]) -> Response:
         status, headers = 200, {}
         try:
@@ -95,6 +121,8 @@ class ControlsEndpoint:
                 answer = await ask(await self._items.connected())
             finally:
                 self._asking -= 1
+        except Disconnected:
+            return Response(status_code=400)
         except RefusedCall as e:
             status, answer = e.status, e.body
         except (WritetimeError, TimeoutError) as e:
@@ -111,6 +139,33 @@ def _described(state: ItemState) -> dict[str, Any]:
     if state.error is not None:
         answer["error"] = state.error
     return answer | ({"result": state.result} if state.status == "completed" else {})
+
+
+async def _schedule(controls: AsyncControls, queue: str, name: str, value: Any) -> dict[str, Any]:
+    try:
+        return {"scheduled": True, "changed": await controls.schedule(queue, _schedule_of(name, value))}
+    except InvalidItem as e:
+        raise RefusedCall(413 if isinstance(e, TooLarge) else 400, str(e)) from None
+
+
+def _schedule_of(name: str, value: Any) -> Schedule:
+    if not isinstance(value, dict) or not isinstance(value.get("cron"), str):
+        raise RefusedCall(400, "a schedule must be a JSON object with cron, a string")
+    if unknown := value.keys() - _FIELDS:
+        raise RefusedCall(400, f"unknown field {min(unknown)!r}; known are {', '.join(sorted(_FIELDS))}")
+    zone, key, limit = value.get("zone", "UTC"), value.get("key"), value.get("timeLimitSeconds")
+    if not isinstance(zone, str) or not isinstance(key, str | None):
+        raise RefusedCall(400, "zone and key must be strings")
+    if limit is not None and (not isinstance(limit, int | float) or isinstance(limit, bool)):
+        raise RefusedCall(400, "timeLimitSeconds must be a number")
+    return Schedule(name, value["cron"], value.get("payload", {}), zone, key, limit)
+
+
+def _described_schedule(state: ScheduleState) -> dict[str, Any]:
+    s = state.schedule
+    found = {"name": s.name, "cron": s.cron, "zone": s.zone, "payload": s.payload, "key": s.key}
+    found |= {"timeLimitSeconds": s.time_limit_seconds, "nextSlot": state.next_slot}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _key(request: Request) -> str | None:

@@ -156,7 +156,7 @@ class ItemsEndpoint:
                 session = resources.enter_context(connect(self._settings))
                 tables = QueueTables(session, self._settings)
                 controls = AsyncControls(tables, self._settings, self._is_draining)
-                connected = Connected(tables, AsyncEnqueuer(tables, self._settings), controls)
+                connected = Connected(tables, AsyncEnqueuer(tables, self._settings.workqueue), controls)
             except DRIVER_FAULTS as e:
                 # The next call tries again.
                 raise DatabaseUnreachable(f"the database cannot be used: {reason_of(e)}") from e

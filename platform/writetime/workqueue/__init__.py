@@ -1,20 +1,36 @@
 """Work queues in the database: items are inserted; fenced conditional writes change their states."""
 
-from writetime.workqueue.controls import ItemState, UnknownItem, cancel, cancel_all, item_state, pause, resume
+from writetime.workqueue.controls import (
+    ItemState,
+    ScheduleState,
+    UnknownItem,
+    cancel,
+    cancel_all,
+    item_state,
+    pause,
+    resume,
+    schedule,
+    schedules,
+    unschedule,
+)
 from writetime.workqueue.dead_items import redrive
 from writetime.workqueue.enqueue import Enqueuer, EnqueueUnknown, ItemConflict, NewItem
 from writetime.workqueue.inspect import inspect
 from writetime.workqueue.items import GiveUp, Item
+from writetime.workqueue.recurrence import InvalidSchedule, Schedule
 from writetime.workqueue.worker import Worker
 
 __all__ = [
     "EnqueueUnknown",
     "Enqueuer",
     "GiveUp",
+    "InvalidSchedule",
     "Item",
     "ItemConflict",
     "ItemState",
     "NewItem",
+    "Schedule",
+    "ScheduleState",
     "UnknownItem",
     "Worker",
     "cancel",
@@ -24,4 +40,7 @@ __all__ = [
     "pause",
     "redrive",
     "resume",
+    "schedule",
+    "schedules",
+    "unschedule",
 ]

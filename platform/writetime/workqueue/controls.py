@@ -1,4 +1,5 @@
-"""Requests to the workers of a queue, to pause it or a key and to cancel items; and the states of items.
+"""Requests to the workers of a queue, to pause it or a key, to cancel items, and to enqueue recurring ones; and the
+states of items.
 
 A request is first written, and then a change of the queue is recorded next to the owners of its shards, which each
 worker reads every few seconds anyway. So requests cost nothing while nobody makes one. A worker reads the requests
@@ -20,7 +21,8 @@ from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.json_texts import from_json
 from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition, Status, bucket_of, first_id, shard_of
-from writetime.workqueue.queue_tables import QueueTables
+from writetime.workqueue.queue_tables import QueueTables, ScheduleRow
+from writetime.workqueue.recurrence import Schedule, Slots, row_of
 from writetime.workqueue.statements import retry
 
 _T = TypeVar("_T")
@@ -55,6 +57,15 @@ class ItemState:
         return self.status in (Status.COMPLETED.lower(), Status.DEAD.lower(), Status.CANCELLED.lower())
 
 
+@dataclass(frozen=True)
+class ScheduleState:
+    """A schedule of a queue, and its next slot, None if there is none; as local time."""
+
+    queue: str
+    schedule: Schedule
+    next_slot: str | None
+
+
 class AsyncControls:
     """Controls queues from an event loop. If the database does not answer in `workqueue.enqueue_timeout_seconds`, the
     methods raise `WritetimeError`, and may be repeated. For a queue that was never used, they raise `UnknownQueue`.
@@ -65,6 +76,7 @@ class AsyncControls:
         self._tables = tables
         self._is_ending = is_ending
         self._seconds = settings.workqueue.enqueue_timeout_seconds
+        self._most_bytes = settings.workqueue.max_payload_bytes
 
     async def pause(self, queue: str, key: str | None = None) -> bool:
         """Start no more items of a queue, or of a key of it, until it is resumed; running ones end as usual. Return
@@ -77,6 +89,35 @@ class AsyncControls:
         whether it was paused.
         """
         return await self._change(queue, partial(self._tables.resume, queue, key))
+
+    async def schedule(self, queue: str, schedule: Schedule) -> bool:
+        """Enqueue an item at each slot of a schedule from now on, in place of a schedule of the same name. Return
+        whether it has changed. Raises `InvalidItem` if it, or an item of it, breaks a rule.
+        """
+        row = row_of(schedule, self._most_bytes)
+
+        async def put() -> bool:
+            there = await self._tables.schedules(queue)
+            if row in [before._replace(since=0) for before in there]:
+                return False
+            await self._tables.put_schedule(queue, row)
+            return True
+
+        return await self._change(queue, put)
+
+    async def unschedule(self, queue: str, name: str) -> bool:
+        """Delete a schedule; return whether it was there. Items that it has enqueued stay."""
+        return await self._change(queue, partial(self._tables.delete_schedule, queue, name))
+
+    async def schedules(self, queue: str) -> list[ScheduleState]:
+        """Return the schedules of a queue, in the order of their names."""
+
+        async def read() -> tuple[list[ScheduleRow], int]:
+            await self._tables.known_queue(queue)
+            return await self._tables.schedules(queue), await self._tables.now()
+
+        rows, now = await self._in_time(read)
+        return [_schedule_state(queue, row, now) for row in rows]
 
     async def cancel(
         self, queue: str, item_id: UUID, *, key: str | None = None, wait_seconds: float = 0.0
@@ -192,6 +233,28 @@ class AsyncControls:
                 return await retry(work)
         except TimeoutError:
             raise WritetimeError(f"the database has not answered in {self._seconds:g} s; repeat the call") from None
+
+
+def _schedule_state(queue: str, row: ScheduleRow, now: int) -> ScheduleState:
+    slots = Slots(row.cron, row.zone)
+    slot = slots.next(now)
+    schedule = Schedule(row.name, row.cron, from_json(row.payload), row.zone, row.key, row.time_limit_seconds)
+    return ScheduleState(queue, schedule, None if slot is None else slots.text(slot))
+
+
+def schedule(settings: Settings, queue: str, schedule: Schedule) -> bool:
+    """Do as `AsyncControls.schedule`."""
+    return _run(settings, lambda controls: controls.schedule(queue, schedule))
+
+
+def unschedule(settings: Settings, queue: str, name: str) -> bool:
+    """Do as `AsyncControls.unschedule`."""
+    return _run(settings, lambda controls: controls.unschedule(queue, name))
+
+
+def schedules(settings: Settings, queue: str) -> list[ScheduleState]:
+    """Do as `AsyncControls.schedules`."""
+    return _run(settings, lambda controls: controls.schedules(queue))
 
 
 def pause(settings: Settings, queue: str, key: str | None = None) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from writetime.clients.database import connect
-from writetime.core.config import Settings
+from writetime.core.config import Settings, WorkQueue
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.core.json_texts import same_json, to_json
@@ -106,10 +106,10 @@ class NewItem:
 class AsyncEnqueuer:
     """Enqueues from an event loop."""
 
-    def __init__(self, tables: QueueTables, settings: Settings) -> None:
+    def __init__(self, tables: QueueTables, settings: WorkQueue, clock: DatabaseClock | None = None) -> None:
         self._tables = tables
-        self._settings = settings.workqueue
-        self._clock = DatabaseClock(tables)
+        self._settings = settings
+        self._clock = clock or DatabaseClock(tables)
         self._ids = IdMaker()
         self._queues: dict[str, tuple[int, int]] = {}
         self._announced: set[ItemPartition] = set()
@@ -129,7 +129,7 @@ class AsyncEnqueuer:
         # Names appear in logs and on terminals.
         if not 0 < len(queue) <= MAX_QUEUE_CHARACTERS or not queue.isprintable():
             raise InvalidItem(f"a queue's name must have 1 to {MAX_QUEUE_CHARACTERS} printable characters")
-        payloads = [self._payload(item) for item in items]
+        payloads = [payload_of(item, self._settings.max_payload_bytes) for item in items]
         given = _given(queue, items, payloads)
         entries: list[Entry] = []
         seconds = self._settings.enqueue_timeout_seconds
@@ -165,35 +165,6 @@ class AsyncEnqueuer:
             own = self._settings.queue(queue)
             self._queues[queue] = await self._tables.queue(queue, own.shards, self._settings.bucket_seconds)
         return self._queues[queue]
-
-    def _payload(self, item: NewItem) -> str:
-        if item.key is not None and not 0 < len(item.key.encode()) <= MAX_KEY_BYTES:
-            raise InvalidItem(f"a key must have 1 to {MAX_KEY_BYTES} bytes")
-        if not 0 <= item.delay_seconds <= MAX_DELAY_SECONDS:
-            raise InvalidItem(f"a delay must have 0 to {MAX_DELAY_SECONDS} seconds (366 days)")
-        if item.delay_seconds and item.item_id is not None:
-            raise InvalidItem("an item that already has an id cannot have a delay: its id has the time when it is due")
-        if item.time_limit_seconds is not None and not is_time_limit(item.time_limit_seconds):
-            raise InvalidItem(f"a time limit must have more than 0 and at most {YEAR_SECONDS} seconds (366 days)")
-        if item.unique_name is not None:
-            if not 0 < len(item.unique_name.encode()) <= MAX_KEY_BYTES:
-                raise InvalidItem(f"a unique name must have 1 to {MAX_KEY_BYTES} bytes")
-            if not is_time_limit(item.unique_seconds):
-                raise InvalidItem(f"a name is unique for more than 0 and at most {YEAR_SECONDS} seconds (366 days)")
-        try:
-            payload = to_json(item.payload)
-            size = len(payload.encode())
-        except RecursionError:
-            raise InvalidItem(_TOO_DEEP) from None
-        except (TypeError, ValueError) as e:
-            raise InvalidItem(f"the payload cannot be JSON: {e}") from None
-        if payload.count("[") + payload.count("{") > MAX_PAYLOAD_LEVELS and _is_deeper(item.payload):
-            raise InvalidItem(_TOO_DEEP)
-        if size > self._settings.max_payload_bytes:
-            raise TooLarge(
-                f"the payload has {pluralize(size, 'byte')}, more than the {self._settings.max_payload_bytes} allowed"
-            )
-        return payload
 
     def _entry(self, queue: str, item: NewItem, payload: str, known: tuple[int, int], after: UUID | None) -> Entry:
         now = self._clock.now()
@@ -335,7 +306,7 @@ class Enqueuer:
 
     def __enter__(self) -> Self:
         session = self._resources.enter_context(connect(self._settings))
-        self._async = AsyncEnqueuer(QueueTables(session, self._settings), self._settings)
+        self._async = AsyncEnqueuer(QueueTables(session, self._settings), self._settings.workqueue)
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="enqueuer")
         thread.start()
@@ -380,6 +351,35 @@ class Enqueuer:
         except (KeyboardInterrupt, FutureTimeout):
             future.cancel()
             raise
+
+
+def payload_of(item: NewItem, most_bytes: int) -> str:
+    """Return the payload of an item as JSON. Raises `InvalidItem` if the item breaks a rule."""
+    if item.key is not None and not 0 < len(item.key.encode()) <= MAX_KEY_BYTES:
+        raise InvalidItem(f"a key must have 1 to {MAX_KEY_BYTES} bytes")
+    if not 0 <= item.delay_seconds <= MAX_DELAY_SECONDS:
+        raise InvalidItem(f"a delay must have 0 to {MAX_DELAY_SECONDS} seconds (366 days)")
+    if item.delay_seconds and item.item_id is not None:
+        raise InvalidItem("an item that already has an id cannot have a delay: its id has the time when it is due")
+    if item.time_limit_seconds is not None and not is_time_limit(item.time_limit_seconds):
+        raise InvalidItem(f"a time limit must have more than 0 and at most {YEAR_SECONDS} seconds (366 days)")
+    if item.unique_name is not None:
+        if not 0 < len(item.unique_name.encode()) <= MAX_KEY_BYTES:
+            raise InvalidItem(f"a unique name must have 1 to {MAX_KEY_BYTES} bytes")
+        if not is_time_limit(item.unique_seconds):
+            raise InvalidItem(f"a name is unique for more than 0 and at most {YEAR_SECONDS} seconds (366 days)")
+    try:
+        payload = to_json(item.payload)
+        size = len(payload.encode())
+    except RecursionError:
+        raise InvalidItem(_TOO_DEEP) from None
+    except (TypeError, ValueError) as e:
+        raise InvalidItem(f"the payload cannot be JSON: {e}") from None
+    if payload.count("[") + payload.count("{") > MAX_PAYLOAD_LEVELS and _is_deeper(item.payload):
+        raise InvalidItem(_TOO_DEEP)
+    if size > most_bytes:
+        raise TooLarge(f"the payload has {pluralize(size, 'byte')}, more than the {most_bytes} allowed")
+    return payload
 
 
 def _is_deeper(value: Any) -> bool:

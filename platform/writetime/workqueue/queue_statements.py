@@ -130,6 +130,20 @@ class QueueStatements(Statements):
     )
     pause = Statement("INSERT INTO {}.queue_pauses (queue, key, since) VALUES (?, ?, toTimestamp(now())) IF NOT EXISTS")
     resume = Statement("DELETE FROM {}.queue_pauses WHERE queue = ? AND key = ? IF EXISTS")
+    schedules = Statement(
+        "SELECT name, textAsBlob(cron) AS cron, textAsBlob(zone) AS zone, textAsBlob(key) AS key, "
+        "textAsBlob(payload) AS payload, time_limit_seconds, timestampAsBlob(since) AS since "
+        "FROM {}.queue_schedules WHERE queue = ?"
+    )
+    insert_schedule = Statement(
+        "INSERT INTO {}.queue_schedules (cron, zone, key, payload, time_limit_seconds, queue, name, since) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, toTimestamp(now())) IF NOT EXISTS"
+    )
+    replace_schedule = Statement(
+        "UPDATE {}.queue_schedules SET cron = ?, zone = ?, key = ?, payload = ?, time_limit_seconds = ?, "
+        "since = toTimestamp(now()) WHERE queue = ? AND name = ? IF EXISTS"
+    )
+    delete_schedule = Statement("DELETE FROM {}.queue_schedules WHERE queue = ? AND name = ? IF EXISTS")
     cancels = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART}")
     is_cancelled = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART} AND item_id = ?")
     insert_cancel = Statement("INSERT INTO {}.queue_cancels (queue, shard, bucket, item_id) VALUES (?, ?, ?, ?)")

@@ -59,6 +59,18 @@ class Pauses(NamedTuple):
     keys: dict[str, int]
 
 
+class ScheduleRow(NamedTuple):
+    """A schedule of recurring items, its payload as JSON. Times up to `since` do not count (milliseconds)."""
+
+    name: str
+    cron: str
+    zone: str
+    key: str | None
+    payload: str
+    time_limit_seconds: float | None
+    since: int = 0
+
+
 class Statics(NamedTuple):
     """The fence of a partition, and its progress."""
 
@@ -379,6 +391,34 @@ class QueueTables:
     async def resume(self, queue: str, key: str | None) -> bool:
         """Remove the record that a queue, or a key of it, is paused; return whether it was."""
         return await self._applied(bound(self._cql.resume, queue, key or ""))
+
+    async def schedules(self, queue: str) -> list[ScheduleRow]:
+        """Return the schedules of a queue, in the order of their names."""
+        return [
+            ScheduleRow(
+                r.name,
+                text_of(r.cron) or "",
+                text_of(r.zone) or "",
+                text_of(r.key),
+                text_of(r.payload) or "",
+                r.time_limit_seconds,
+                _millis(r.since),
+            )
+            async for r in self._pages(self._cql.schedules, (queue,))
+            if r.since is not None
+        ]
+
+    async def put_schedule(self, queue: str, schedule: ScheduleRow) -> None:
+        """Store a schedule, in place of one of its name; its times count from now on."""
+        s = schedule
+        values = s.cron, s.zone, s.key, s.payload, s.time_limit_seconds
+        while not await self._applied(self._cql.replace_schedule, (*values, queue, s.name)):
+            if await self._applied(self._cql.insert_schedule, (*values, queue, s.name)):
+                return
+
+    async def delete_schedule(self, queue: str, name: str) -> bool:
+        """Delete a schedule; return whether it was there."""
+        return await self._applied(self._cql.delete_schedule, (queue, name))
 
     async def cancels(self, place: ItemPartition) -> set[UUID]:
         """Return the items of a partition that are to be cancelled."""

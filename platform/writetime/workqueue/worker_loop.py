@@ -17,11 +17,13 @@ from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError, reason_of
 from writetime.workqueue.attempts import Attempt, Attempts, Handler
 from writetime.workqueue.context import DatabaseClock, QueueContext, wait_for_event
+from writetime.workqueue.enqueue import AsyncEnqueuer
 from writetime.workqueue.faults import TRIES, Faults
 from writetime.workqueue.items import Entry, Status, time_of
 from writetime.workqueue.metrics import QueueMetrics, WorkerMetrics
 from writetime.workqueue.partition import ShardFenced
 from writetime.workqueue.queue_tables import QueueTables
+from writetime.workqueue.recurrence import Recurrence
 from writetime.workqueue.runner import Controls, ShardRunner
 from writetime.workqueue.shard_leases import ShardLease, ShardLeases
 
@@ -57,7 +59,9 @@ class WorkerLoop:
         self._monotonic = asyncio.get_running_loop().time
         self._clock = DatabaseClock(tables, self._monotonic)
         self._faults = Faults(tables, name, self._monotonic, self._metrics)
+        self._enqueuer = AsyncEnqueuer(tables, settings, self._clock)
         self._leases: dict[str, ShardLeases] = {}
+        self._recurrences: dict[str, Recurrence] = {}
         self._runners: dict[ShardLease, ShardRunner] = {}
         # Queues that cannot be opened, or whose buckets cannot be listed, with the database's reasons.
         self._unopened: dict[str, str] = {}
@@ -158,6 +162,7 @@ class WorkerLoop:
             lambda lease: self._runners[lease].drained(),
             self._news[queue].set,
         )
+        self._recurrences[queue] = Recurrence(context, self._enqueuer, partial(self._owns, queue))
         self._unopened.pop(queue, None)
 
     async def _work_on(self, queue: str) -> None:
@@ -172,6 +177,12 @@ class WorkerLoop:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._leases[queue].keep())
             group.create_task(self._registry(queue))
+            group.create_task(self._recurrences[queue].keep())
+
+    def _owns(self, queue: str, shard: int) -> bool:
+        """Return whether this worker starts items of a shard."""
+        held = self._leases[queue].held.get(shard)
+        return held is not None and held.valid and not held.leaving
 
     def _not_opened(self, queue: str, error: Exception) -> None:
         self._faults.note(queue, "opening", error)
@@ -245,7 +256,9 @@ class WorkerLoop:
                 await self._clock.look()
                 # Before any shard is offered a bucket, so its owner knows what was asked for before it took the shard.
                 if (change := leases.controls) != controls.change:
+                    schedules = await self._tables.schedules(queue)
                     controls = Controls(change, await self._tables.pauses(queue))
+                    self._recurrences[queue].renew(schedules, controls.pauses)
                 runners = self._runners_of(queue)
                 # List all buckets for a new shard and at intervals, otherwise only the new ones.
                 began, now = self._monotonic(), self._clock.now()
@@ -449,6 +462,8 @@ class WorkerLoop:
             return True
         unlisted = queue in self._unlisted
         if not (unlisted or queue in self._listed) or not self._leases[queue].complete:
+            return False
+        if not self._recurrences[queue].settled:
             return False
         return all(runner.quiet or (unlisted and not runner.offered) for runner in self._runners_of(queue))
 
