@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import orjson
@@ -37,7 +38,7 @@ from writetime.core.errors import WritetimeError
 from writetime.http.ingress import serve
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
 from writetime.servers.process import free_port
-from writetime.workqueue import Worker, inspect, schedules
+from writetime.workqueue import Item, Worker, inspect, schedules
 from writetime.workqueue.queue_tables import QueueTables
 
 SILENT = free_port()
@@ -294,6 +295,7 @@ def test_ready_names_a_missing_topic_and_a_stop(broker: Settings) -> None:
 
 ITEMS = "/queues/{queue}/items"
 ITEM = f"{ITEMS}/{{itemId}}"
+EVENT_OF_ITEM = f"{ITEM}/events/{{name}}"
 PAUSE = "/queues/{queue}/pause"
 REDRIVE = "/queues/{queue}/redrive"
 SCHEDULES = "/queues/{queue}/schedules"
@@ -325,6 +327,18 @@ class Calls:
         self.call(up, "POST", ITEMS, json={"payload": 2, "itemId": item_id})
         self.call_about_an_item(up, item_id)
         self.call_about_schedules(up)
+        self.call_about_events(up, up.client.post("/queues/some jobs/items", json={"payload": 1}).json()["itemId"])
+
+    def call_about_events(self, up: Running, item_id: str) -> None:
+        for queue, name, size, status in (
+            ("some jobs", "a", 1, 200),
+            ("some jobs", "a\n", 1, 400),
+            ("some jobs", "a", 263_000, 413),
+            ("unknown", "a", 1, 404),
+        ):
+            address = f"/queues/{queue}/items/{item_id}/events/{quote(name)}"
+            self.made.append(("PUT", EVENT_OF_ITEM, up.client.put(address, json="x" * size)))
+            assert self.made[-1][2].status_code == status
 
     def call_about_schedules(self, up: Running) -> None:
         large = {"cron": "0 0 1 1 *", "payload": {"a": "x" * 262_120}}
@@ -350,7 +364,7 @@ class Calls:
             until(lambda: up.app._controls._asking == 1)
             for method, path in ABOUT_ITEMS:
                 self.ask(up, method, path, item_id)
-            for method, path in ABOUT_SCHEDULES:
+            for method, path in [*ABOUT_SCHEDULES, ("PUT", EVENT_OF_ITEM)]:
                 self.call(up, method, path, json={"cron": "0 0 1 1 *"})
             assert waiting.result().json()["status"] == "cancelling"
 
@@ -377,7 +391,7 @@ class Calls:
         assert " id" not in refused["reason"]
         for method, path in ABOUT_ITEMS:
             self.ask(cut_off, method, path, str(uuid.uuid4()))
-        for method, path in ABOUT_SCHEDULES:
+        for method, path in [*ABOUT_SCHEDULES, ("PUT", EVENT_OF_ITEM)]:
             self.call(cut_off, method, path, json={"cron": "0 0 1 1 *"})
 
     def call_one_without_an_answer(self, unanswered: Running) -> None:
@@ -515,6 +529,27 @@ def test_an_item_is_awaited_and_cancelled_and_a_queue_paused_over_http(broker: S
         assert client.delete(f"{path}?olderThanSeconds=3600").json() == {"cancelling": 0}
         assert client.delete(f"{path}?key=k").json() == {"cancelling": 2}
         assert client.post(f"/queues/{queue}/redrive?error=x").json() == {"redriven": 0}
+
+
+def test_an_event_is_sent_over_http(broker: Settings) -> None:
+    queue = f"http-{uuid.uuid4().hex}"
+
+    async def handle(item: Item) -> Any:
+        await item.sleep("nap", 1)
+        return [await item.wait_event("paid", 600), await item.wait_event("other", 1)]
+
+    with running(broker) as ingress, ThreadPoolExecutor() as pool:
+        client, path = ingress.client, f"/queues/{queue}/items"
+        item_id = client.post(path, json={"payload": 1}).json()["itemId"]
+        assert client.put(f"{path}/{item_id}/events/other", content="null").json() == {"sent": True}
+        working = pool.submit(Worker(broker, {queue: handle}).run, until_idle=True)
+        until(lambda: client.get(f"{path}/{item_id}").json()["status"] == "sleeping")
+        assert client.put(f"{path}/{item_id}/events/paid", json={"by": "ada"}).json() == {"sent": True}
+        assert working.result() == {"completed": 1}
+        found = client.get(f"{path}/{item_id}?wait=60").json()
+        assert found == {"itemId": item_id, "status": "completed", "attempts": 1, "result": [{"by": "ada"}, None]}
+        assert client.put(f"{path}/{item_id}/events/late", json=1).json() == {"sent": False}
+        assert client.put(f"{path}/7/events/late", json=1).status_code == 400
 
 
 REFUSED_SCHEDULES = [

@@ -22,6 +22,7 @@ from writetime.servers.process import free_port
 from writetime.workqueue import Schedule, pause, resume, schedule, unschedule
 
 ITEMS = 60
+STEP_POINTS = ("before record", "after record")
 
 
 def killed(stage: Stage, point: str | None = None) -> None:
@@ -117,6 +118,37 @@ def recurring(stage: Stage) -> None:
     assert unschedule(stage.settings, stage.queue, "slots")
 
 
+def steps(stage: Stage) -> None:
+    """Workers are killed and paused for longer than their lease, before and after the record of a step."""
+    stage.enqueuer(ITEMS // 2)
+    for number, point in enumerate(stage.rng.sample(STEP_POINTS, 2), 1):
+        stage.worker(trap=point, trap_at=stage.rng.randrange(1, 5), work_seconds=0.02, steps=True)
+        stage.wait_for("trap", number)
+    zombie = stage.worker(trap="before record", trap_at=2, trap_signal=signal.SIGSTOP, work_seconds=0.02, steps=True)
+    stage.wait_for("trap", 3)
+    until(lambda: zombie.stopped, "the worker has stopped")
+    stage.worker(work_seconds=0.02, steps=True)
+    stage.wait_for("completed", len(stage.lines("completed")) + 3)
+    zombie.signal(signal.SIGCONT)
+
+
+def sleeps(stage: Stage) -> None:
+    """Items sleep and wait for events, which come while workers are killed, and paused for longer than their lease."""
+    stage.enqueuer(ITEMS // 2, keys=ITEMS)
+    first = stage.worker(steps=True, sleeps=True)
+    second = stage.worker(steps=True, sleeps=True)
+    stage.wait_for("recorded", 5)
+    stage.send_events()
+    first.signal(signal.SIGKILL)
+    second.signal(signal.SIGSTOP)
+    third = stage.worker(steps=True, sleeps=True)
+    stage.wait_for("event", 3)
+    second.signal(signal.SIGCONT)
+    stage.wait_for("acknowledged", ITEMS // 2)
+    stage.send_events()
+    third.signal(signal.SIGKILL)
+
+
 def bucket_ends(stage: Stage) -> None:
     """Items come while one bucket ends and the next begins, again and again, and a worker is killed meanwhile."""
     stage.enqueuer(ITEMS, pause=0.05)
@@ -154,6 +186,8 @@ FAULTS: dict[str, Callable[[Stage], None]] = {
     "lost answers": lost_answers,
     "controlled": controlled,
     "recurring": recurring,
+    "steps": steps,
+    "sleeps": sleeps,
     "bucket ends": bucket_ends,
     "database away": database_away,
     "database killed": database_killed,

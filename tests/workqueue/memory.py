@@ -75,6 +75,9 @@ class MemoryDatabase:
         # Each completion that was applied: item, worker's result.
         self.completions: list[tuple[UUID, str | None]] = []
         self.cancelled: list[UUID] = []
+        # Each step that was recorded: item, name, result.
+        self.steps: list[tuple[UUID, str, str]] = []
+        self.events: dict[ItemPartition, dict[tuple[UUID, str], str]] = {}
         self.dropped: set[ItemPartition] = set()
         self.paused: dict[str, int] = {}
         self.names: dict[str, tuple[float, Entry]] = {}
@@ -220,6 +223,7 @@ class MemoryTables(QueueTables):
             self._db.rows.pop(place, None)
             self._db.statics.pop(place, None)
             self._db.cancels.pop(place, None)
+            self._db.events.pop(place, None)
             self._db.registry.pop((place.queue, place.bucket, place.shard), None)
             self._db.dropped.add(place)
 
@@ -261,6 +265,8 @@ class MemoryTables(QueueTables):
                     self._db.completions.append((change.item_id, change.result))
                 if change.status is Status.CANCELLED:
                     self._db.cancelled.append(change.item_id)
+                if change.step is not None:
+                    self._db.steps.append((change.item_id, *change.step))
             return True
 
         return await self._ask(act)
@@ -294,6 +300,9 @@ class MemoryTables(QueueTables):
             return {i: rows[i].status for i in item_ids if i in rows}
 
         return await self._ask(act)
+
+    async def steps(self, place: ItemPartition, item_id: UUID) -> dict[str, str]:
+        return await self._ask(lambda: {name: result for i, name, result in self._db.steps if i == item_id})
 
     async def state(self, place: ItemPartition, item_id: UUID) -> WholeState | None:
         def act() -> WholeState | None:
@@ -336,6 +345,15 @@ class MemoryTables(QueueTables):
 
     async def insert_cancels(self, place: ItemPartition, item_ids: Sequence[UUID]) -> None:
         await self._ask(lambda: self._db.cancels.setdefault(place, set()).update(item_ids))
+
+    async def events(self, place: ItemPartition, after: UUID) -> set[tuple[UUID, str]]:
+        return await self._ask(lambda: {event for event in self._db.events.get(place, ()) if event[0] > after})
+
+    async def event(self, place: ItemPartition, item_id: UUID, name: str) -> str | None:
+        return await self._ask(lambda: self._db.events.get(place, {}).get((item_id, name)))
+
+    async def insert_event(self, place: ItemPartition, item_id: UUID, name: str, payload: str) -> str:
+        return await self._ask(lambda: self._db.events.setdefault(place, {}).setdefault((item_id, name), payload))
 
     async def controls(self, queue: str) -> UUID | None:
         return await self._ask(lambda: self._db.controls)

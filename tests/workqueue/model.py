@@ -6,14 +6,19 @@ is sent again while the first one is still in flight. There is no time: a worker
 and may be paused between any two of its steps for any time, whether it owns the shard or not. So all possible effects
 of leases and clocks are explored. With `cancels`, anyone may request at any moment that an item is cancelled. A worker
 reads the requests when it opens the partition, and again at any moment. It begins no item that it knows to be
-cancelled, and writes that a begun one is completed or cancelled.
+cancelled, and writes that a begun one is completed or cancelled. With `steps`, an item has a step. Its worker runs the
+step, unless it has read that the step is recorded, and records it before it completes the item. With `events`, the
+step of the first item waits for an event without a time limit, which anyone may send at any moment: the item sleeps, if
+its worker has looked for the event in vain. The worker reads the events again at any moment after they have changed,
+and wakes the item then, or when it has written that the item sleeps.
 
-Checked in each state: an item's end is written once, no write replaces that of a later owner, no item is cancelled
-without a request, and the second item begins only after the first is finished. Checked at the end: from each reachable
+Checked in each state: an item's end is written once, its step is recorded once, no item sleeps whose worker has read
+its event, no write replaces that of a later owner, no item is cancelled without a request, and the second item
+begins only after the first is finished. Checked at the end: from each reachable
 state, a state can be reached in which both items are finished.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +26,9 @@ from tests.workqueue.exploring import explore_states
 
 ITEMS = 2
 NEW, PROCESSING, DONE, CANCELLED = 0, 1, 2, 3
+# Not a status: the write of a step.
+STEP = 4
+SLEEPING = 5
 FINAL = (DONE, CANCELLED)
 
 
@@ -60,7 +68,13 @@ class Worker:
     epoch: int = 0
     op: int = 0
     statuses: tuple[int, ...] = ()
+    # The items whose steps are known to be recorded.
+    steps: frozenset[int] = frozenset()
     requests: frozenset[int] = frozenset()
+    # Whether it has read the event; has looked for it in vain for an item that runs; and lets the first item sleep.
+    event: bool = False
+    in_vain: bool = False
+    asleep: bool = False
     waits: Message | None = None
 
 
@@ -74,7 +88,10 @@ class State:
     op: int = 0
     rows: tuple[int, ...] = (NEW,) * ITEMS
     ends: tuple[int, ...] = (0,) * ITEMS
+    # How often the step of each item was recorded.
+    steps: tuple[int, ...] = (0,) * ITEMS
     requests: frozenset[int] = frozenset()
+    event: bool = False
     messages: frozenset[Message] = frozenset()
     workers: tuple[Worker, ...] = (Worker(), Worker())
 
@@ -86,6 +103,12 @@ class Rules:
     epoch_fence: bool = True
     op_fence: bool = True
     cancels: bool = False
+    steps: bool = False
+    # Whether a worker reads the steps of earlier owners.
+    reads_steps: bool = True
+    events: bool = False
+    # Whether a worker looks at the events that it has read once more when it has written that the item sleeps.
+    looks_again: bool = True
     epochs: int = 3
 
 
@@ -108,6 +131,8 @@ def steps(state: State, rules: Rules) -> Iterator[State]:
         for item in range(ITEMS):
             if item not in state.requests and state.rows[item] not in FINAL:
                 yield replace(state, requests=state.requests | {item})
+    if rules.events and not state.event:
+        yield replace(state, event=True)
     for number, worker in enumerate(state.workers):
         yield from act(state, number, worker, rules)
 
@@ -123,6 +148,8 @@ def apply(state: State, message: Message, rules: Rules) -> State:
                 return replace(state, epoch=epoch, op=0)
         case Write(_, epoch, op, item, status):
             if (not rules.epoch_fence or state.epoch == epoch) and (not rules.op_fence or state.op == op - 1):
+                if status == STEP:
+                    return replace(state, op=op, steps=_set(state.steps, item, state.steps[item] + 1))
                 rows = _set(state.rows, item, status)
                 ends = _set(state.ends, item, state.ends[item] + (status in FINAL))
                 return replace(state, op=op, rows=rows, ends=ends)
@@ -163,29 +190,57 @@ def act(state: State, number: int, worker: Worker, rules: Rules) -> Iterator[Sta
                 # It reads the partition again, which may have another epoch than it had.
                 yield now(replace(worker, phase="taken", waits=None))
         case "stamped":
-            yield now(replace(worker, phase="working", statuses=state.rows, requests=state.requests))
+            steps = frozenset(i for i in range(ITEMS) if state.steps[i] and rules.reads_steps)
+            begun = replace(worker, phase="working", statuses=state.rows, steps=steps, requests=state.requests)
+            # The event is read after the states. An item that sleeps and has an event begins at once.
+            yield now(replace(begun, event=state.event, asleep=state.rows[0] == SLEEPING and not state.event))
         case "working":
-            item = next((i for i, s in enumerate(worker.statuses) if s not in FINAL), None)
-            if worker.requests != state.requests:
-                yield now(replace(worker, requests=state.requests))
-            if item is None:
-                yield now(Worker())
-                return
-            begun = worker.statuses[item] == PROCESSING and worker.op > 0
-            ends = [(i, CANCELLED) for i in worker.requests if worker.statuses[i] not in FINAL]
-            if begun or item not in worker.requests:
-                ends.append((item, DONE if begun else PROCESSING))
-            for place, status in ends:
-                write = Write(number, worker.epoch, worker.op + 1, place, status)
-                yield now(replace(worker, phase="writing", op=worker.op + 1, waits=write), write)
+            yield from _work(state, number, worker, rules, now)
         case "writing":
-            write = worker.waits
-            assert isinstance(write, Write)
-            if (state.epoch, state.op) == (worker.epoch, worker.op) or not rules.op_fence:
-                statuses = _set(worker.statuses, write.item, write.status)
-                yield now(replace(worker, phase="working", statuses=statuses, waits=None))
-            elif state.epoch != worker.epoch:
-                yield now(Worker())
+            yield from _await(state, worker, rules, now)
+
+
+def _work(state: State, number: int, worker: Worker, rules: Rules, now: Callable[..., State]) -> Iterator[State]:
+    """Yield the steps of a worker that has nothing on its way."""
+    item = next((i for i, s in enumerate(worker.statuses) if s not in FINAL), None)
+    if worker.requests != state.requests:
+        yield now(replace(worker, requests=state.requests))
+    if item is None:
+        yield now(Worker())
+        return
+    if worker.event != state.event:
+        yield now(replace(worker, event=True, asleep=False))
+    begun = worker.statuses[item] == PROCESSING and worker.op > 0
+    ends = [(i, CANCELLED) for i in worker.requests if worker.statuses[i] not in FINAL]
+    needs_step = begun and rules.steps and item not in worker.steps
+    if needs_step and rules.events and item == 0 and not (worker.in_vain or state.event):
+        yield now(replace(worker, in_vain=True))
+    elif (begun or item not in worker.requests) and not (worker.asleep and item == 0):
+        ran = SLEEPING if worker.in_vain else STEP if needs_step else DONE
+        ends.append((item, ran if begun else PROCESSING))
+    for place, status in ends:
+        write = Write(number, worker.epoch, worker.op + 1, place, status)
+        yield now(replace(worker, phase="writing", op=worker.op + 1, waits=write), write)
+
+
+def _await(state: State, worker: Worker, rules: Rules, now: Callable[..., State]) -> Iterator[State]:
+    """Yield the steps of a worker that waits for the answer of a write."""
+    write = worker.waits
+    assert isinstance(write, Write)
+    if worker.event != state.event:
+        yield now(replace(worker, event=True, asleep=False))
+    if (state.epoch, state.op) == (worker.epoch, worker.op) or not rules.op_fence:
+        if write.status == STEP:
+            yield now(replace(worker, phase="working", steps=worker.steps | {write.item}, waits=None))
+            return
+        statuses = _set(worker.statuses, write.item, write.status)
+        after = replace(worker, phase="working", statuses=statuses, waits=None)
+        if write.item == 0:
+            asleep = write.status == SLEEPING and not (worker.event and rules.looks_again)
+            after = replace(after, in_vain=False, asleep=asleep)
+        yield now(after)
+    elif state.epoch != worker.epoch:
+        yield now(Worker())
 
 
 def _set(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
@@ -196,6 +251,10 @@ def fault(state: State) -> str | None:
     """Return the fault of a state."""
     if max(state.ends) > 1:
         return "an item was finished twice"
+    if max(state.steps) > 1:
+        return "a step was recorded twice"
+    if any(worker.asleep and worker.event for worker in state.workers):
+        return "a worker lets an item sleep whose event it has read"
     for item, status in enumerate(state.rows):
         if state.ends[item] and status not in FINAL:
             return "a finished item is no longer finished"

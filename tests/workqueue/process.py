@@ -45,6 +45,9 @@ class Task:
     count: int = 0
     keys: int = 5
     pause: float = 0.0
+    # The handler has a step, or also sleeps and waits for an event after it.
+    steps: bool = False
+    sleeps: bool = False
     failing: list[int] = field(default_factory=list)
 
 
@@ -104,7 +107,8 @@ class Process:
         QueueTables.claim_name = trapped_claim_name
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
-        outcomes = Worker(self._settings, {self._task.queue: self.handle}).run(stop)
+        handler = self.handle_with_step if self._task.steps else self.handle
+        outcomes = Worker(self._settings, {self._task.queue: handler}).run(stop)
         self.note(what="ended", outcomes=dict(outcomes))
 
     def handle(self, item: Item) -> dict[str, Any]:
@@ -118,6 +122,29 @@ class Process:
         if item.payload in self._task.failing:
             raise ValueError("as told")
         return {"by": self._task.name, "attempt": item.attempt}
+
+    async def handle_with_step(self, item: Item) -> dict[str, Any]:
+        """As `handle`, and the effect is in a step. The ledger has each run of the step, and each return of it."""
+
+        async def run() -> str:
+            self.note(what="step", item=str(item.item_id))
+            await asyncio.sleep(self._task.work_seconds)
+            self.pass_point("before record")
+            return f"{self._task.name}/{item.attempt}"
+
+        step = await item.step("effect", run)
+        self.note(what="recorded", item=str(item.item_id), step=step)
+        self.pass_point("after record")
+        if self._task.sleeps:
+            await item.sleep("nap", 0.5)
+            self.note(what="event", item=str(item.item_id), event=await item.wait_event("go", 600))
+        if self._fails_at_first(item):
+            raise ValueError("as told")
+        return {**self.handle(item), "step": step}
+
+    @staticmethod
+    def _fails_at_first(item: Item) -> bool:
+        return item.attempt == 1 and item.payload % 5 == 0
 
     def enqueue(self) -> None:
         """Enqueue items of a few keys, each after the acknowledgement of the one before."""

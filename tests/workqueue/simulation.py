@@ -3,8 +3,8 @@
 The code of enqueuers and workers is real. The database is in memory, and time is that of the event loop, so minutes
 take milliseconds. Requests are lost before, after and while they are applied. Workers are paused for longer than their
 lease, killed and started. Handlers fail, items come late, and buckets end, close and are dropped. Someone pauses and
-resumes the queue and its keys, and cancels items. A schedule has a slot every few seconds. Everything follows from a
-seed.
+resumes the queue and its keys, and cancels items. A schedule has a slot every few seconds. Some handlers have steps,
+sleep, and wait for events. Everything follows from a seed.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from collections import defaultdict
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import click
 
@@ -31,6 +32,7 @@ from writetime.workqueue.worker_loop import WorkerLoop
 QUEUE = "q"
 _START = 1_700_000_000_000
 _LIMIT_SECONDS = 4000
+_SKEW_MILLIS = 2000
 
 
 class Simulation:
@@ -82,6 +84,10 @@ class Simulation:
         self.slots: dict[str, set[Any]] = defaultdict(set)
         self.workers = 0
         self.fenced = 0
+        self.step_runs = 0
+        # The events that were sent, perhaps with an unknown outcome; and when items continued after a sleep.
+        self.events: dict[UUID, list[int]] = defaultdict(list)
+        self.woken: list[tuple[UUID, float]] = []
 
     async def run(self) -> None:
         """Do it all, then wait until nothing is left, and check."""
@@ -154,7 +160,9 @@ class Simulation:
         """Start one more worker."""
         self.workers += 1
         name = f"w{self.workers}"
-        skew = self.rng.choice([-2000, 0, 2000]) if self.settings.workqueue.clock_tolerance_seconds else 0
+        skew = (
+            self.rng.choice([-_SKEW_MILLIS, 0, _SKEW_MILLIS]) if self.settings.workqueue.clock_tolerance_seconds else 0
+        )
         tables, stop = MemoryTables(self.database, skew_millis=skew), asyncio.Event()
         now = asyncio.get_running_loop().time
         started = now()
@@ -165,11 +173,18 @@ class Simulation:
             if isinstance(item.payload, dict):
                 self.slots[item.payload["slot"]].add(item.item_id)
             await asyncio.sleep(self.rng.choice([0, 0.01, 0.2, 3.0]))
+            steps = [await item.step(step, self.run_step) for step in steps_of(item.item_id)]
+            if item.item_id.int % 11 == 0:
+                await item.sleep("a while", 5)
+                self.woken.append((item.item_id, now() * 1000))
+            if item.item_id.int % 11 == 1:
+                with suppress(TimeoutError):
+                    steps.append(await item.wait_event("go", 30))
             if self.rng.random() < 0.1:
                 raise ValueError("by chance")
             if isinstance(item.payload, int) and item.payload % 37 == 0:
                 raise GiveUp
-            return {"by": f"{name}/{item.attempt}"}
+            return {"by": f"{name}/{item.attempt}", **({"steps": steps} if steps else {})}
 
         async def serve() -> None:
             running = WorkerLoop(
@@ -179,6 +194,15 @@ class Simulation:
             self.fenced += running.outcomes["fenced"]
 
         self.tasks[asyncio.create_task(serve())] = tables, stop
+
+    async def run_step(self) -> int:
+        """Return how many steps were run."""
+        self.step_runs += 1
+        run = self.step_runs
+        await asyncio.sleep(self.rng.choice([0, 0.05, 2.0]))
+        if self.rng.random() < 0.1:
+            raise ValueError("by chance, in a step")
+        return run
 
     def check_ended(self, task: "asyncio.Task[Any]") -> None:
         """A worker that ended by itself has failed."""
@@ -221,6 +245,9 @@ class Simulation:
             await asyncio.sleep(rng.uniform(0, 5))
             key = rng.choice([None, "0a", "0b", "1a"])
             with suppress(WritetimeError):
+                for item_id in [i for i in self.acknowledged if i.int % 11 == 1 and rng.random() < 0.5]:
+                    self.events[item_id].append(rng.randrange(1000))
+                    await controls.send_event(QUEUE, item_id, "go", self.events[item_id][-1])
                 if rng.random() < 0.5 and self.acknowledged:
                     item_id = rng.choice(list(self.acknowledged))
                     found = await controls.cancel(QUEUE, item_id, wait_seconds=rng.choice([0.0, 20.0]))
@@ -266,9 +293,23 @@ class Simulation:
                 by_key[key].append(order)
         for key, orders in by_key.items():
             assert orders == sorted(orders), f"items of {key} were completed in the order {orders}"
+        steps = {
+            (item_id, name): int(run) for item_id, name, run in self.database.steps if not name.startswith("event")
+        }
+        recorded = [(item_id, name) for item_id, name, _ in self.database.steps]
+        assert len(recorded) == len(set(recorded)), "a step was recorded twice"
+        for item_id, result in self.database.completions:
+            returned, names = json.loads(result or "").get("steps", []), steps_of(item_id)
+            own, events = returned[: len(names)], returned[len(names) :]
+            assert own == [steps[item_id, name] for name in names], "a step has another result"
+            assert set(events) <= {*self.events[item_id]}, "nobody has sent the event"
+        for item_id, at in self.woken:
+            until = steps[item_id, "sleep\na while"] - self.database.start
+            assert at >= until - 2 * _SKEW_MILLIS, "an item has slept for too short a time"
         # What was begun for a completion that counts came after that of the item before it.
         results = dict(self.database.completions)
-        counted = [(k, i) for k, i, by in self.begun if k and results.get(i) == f'{{"by":"{by}"}}']
+        by_whom = {i: json.loads(result or "")["by"] for i, result in results.items()}
+        counted = [(k, i) for k, i, by in self.begun if k and by_whom.get(i) == by]
         for key in {k for k, _ in counted}:
             orders = [self.acknowledged[i][1] for k, i in counted if k == key and i in self.acknowledged]
             assert orders == sorted(orders), f"items of {key} were begun in the order {orders}"
@@ -287,6 +328,11 @@ class Simulation:
             assert started < asked, "a worker began an item that was cancelled before the worker started"
             for paused, since, until in self.pauses:
                 assert paused not in (None, key) or not since <= started <= at <= until, "a paused item was begun"
+
+
+def steps_of(item_id: UUID) -> str:
+    """Return the names of an item's steps; most items have none."""
+    return "ab"[: max(0, item_id.int % 6 - 3)]
 
 
 def simulate(seed: int) -> Simulation:

@@ -2,7 +2,7 @@
 
 The checker reads the database and the processes' ledger, and never a worker's counters. Each acknowledged item must be
 completed or dead, each recorded completion must be the one in the database, and items of a key must run in order. A
-slot of a schedule must have one item.
+slot of a schedule must have one item. A step that was recorded must not run again, and has one result.
 """
 
 import asyncio
@@ -106,10 +106,10 @@ class Stage:
         self.processes.append(Worker(mode, whole, self._folder))
         return self.processes[-1]
 
-    def lines(self, what: str) -> list[dict[str, Any]]:
-        """Return the lines of the ledger of one kind, in order."""
+    def lines(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the lines of the ledger of some kinds, in order."""
         read = [json.loads(line) for line in self._ledger.read_text().splitlines()]
-        return [line for line in read if line["what"] == what]
+        return [line for line in read if line["what"] in kinds]
 
     def wait_for(self, what: str, at_least: int = 1) -> None:
         """Wait until the ledger has so many lines of a kind."""
@@ -123,6 +123,13 @@ class Stage:
                 ledger.flush()
                 controls = AsyncControls(QueueTables(session, self.settings), self.settings)
                 asyncio.run(controls.cancel(self.queue, UUID(line["item"])))
+
+    def send_events(self) -> None:
+        """Send an event to all acknowledged items; the first one counts."""
+        with connect(self.settings) as session:
+            controls = AsyncControls(QueueTables(session, self.settings), self.settings)
+            for line in self.lines("acknowledged"):
+                asyncio.run(controls.send_event(self.queue, UUID(line["item"]), "go", line["item"]))
 
     def finish(self) -> str:
         """Wait until all that was acknowledged is finished, end the workers, and check; return what was counted."""
@@ -177,6 +184,7 @@ class Stage:
         assert not cancelled & completions.keys(), "items are completed and cancelled"
         assert cancelled <= {line["item"] for line in self.lines("cancel")}, "items are cancelled that nobody cancelled"
         self._check_order(acknowledged, winners)
+        self._check_steps({i: json.loads(s.result) for i, s in found.items() if s.status == "COMPLETED"})
         counts = f"{len(winners)} completed, {len(cancelled)} cancelled, {len(self.lines('effect'))} effects"
         return f"{len(acknowledged)} acknowledged, {len(unknown)} unknown, {counts}"
 
@@ -188,6 +196,20 @@ class Stage:
                 by_key[line["key"]].append(acknowledged[line["item"]]["n"])
         for key, numbers in by_key.items():
             assert numbers == sorted(numbers), f"items of {key} had their effects in the order {numbers}"
+
+    def _check_steps(self, results: dict[str, Any]) -> None:
+        """The ledger's lines are in the order of time, and the result of an item has that of its step."""
+        recorded: dict[str, str] = {}
+        for line in self.lines("step", "recorded"):
+            item = line["item"]
+            if line["what"] == "step":
+                assert item not in recorded, f"the step of {item} was run again, by {line['by']}"
+            else:
+                assert recorded.setdefault(item, line["step"]) == line["step"], f"the step of {item} has two results"
+        for line in self.lines("event"):
+            assert line["event"] == line["item"], "an item has the event of another one"
+        for item, result in results.items():
+            assert result.get("step") == recorded.get(item), f"the step of {item} has another result"
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

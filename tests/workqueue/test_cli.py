@@ -35,6 +35,13 @@ def handle(item):
     return item.payload * 2
 """
 
+WAITING_HANDLER = """
+import os
+
+async def handle(item):
+    return [await item.step("pid", os.getpid), await item.wait_event("paid", 600)]
+"""
+
 
 def metric(port: int, name: str, **labels: str) -> float | None:
     """A value that a worker reports."""
@@ -182,6 +189,25 @@ def test_a_schedule_has_an_item_per_slot(own: Settings, jobs: str, tmp_path: Pat
     assert {result["n"] for result in results(own, jobs)} == {1}
     wrong = CliRunner().invoke(main, ["queue", "schedule", jobs, "tick", "61 * * * *"])
     assert (wrong.exit_code, "the cron expression '61 * * * *' is wrong" in wrong.stderr) == (1, True)
+
+
+def test_an_item_waits_for_an_event(own: Settings, jobs: str, tmp_path: Path) -> None:
+    """Its first worker ends meanwhile; the second one does not run its step again."""
+    (tmp_path / "my_handlers.py").write_text(WAITING_HANDLER)
+    item_id = run("queue", "enqueue", jobs, "1").strip()
+    with working(jobs, tmp_path, "no items"):
+        until(lambda: json.loads(run("queue", "item", jobs, item_id))["status"] == "sleeping", "it waits")
+        state = json.loads(run("queue", "inspect", jobs))
+        assert (state["depth"], state["sleeping"], state["oldest_seconds"]) == (1, 1, 0)
+    assert run("queue", "event", jobs, item_id, "paid", '{"by": "ada"}') == "sent\n"
+    with connect(own) as session:
+        query = f"SELECT steps FROM {own.cassandra.keyspace}.queue_state WHERE queue = %s ALLOW FILTERING"
+        [steps] = [row.steps for row in session.execute(query, [jobs]) if row.steps]
+    with working(jobs, tmp_path, "1 completed"):
+        found = json.loads(run("queue", "item", jobs, item_id, "--wait", "60"))
+    pid = int(steps["pid"])
+    assert (found["status"], found["result"], found["attempts"]) == ("completed", [pid, {"by": "ada"}], 1)
+    assert run("queue", "event", jobs, item_id, "paid").startswith("not sent")
 
 
 def results(settings: Settings, jobs: str) -> list[dict[str, Any]]:

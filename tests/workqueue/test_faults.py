@@ -25,6 +25,8 @@ QUICK = [
     "lost answers",
     "controlled",
     "recurring",
+    "steps",
+    "sleeps",
     "database away",
 ]
 

@@ -25,6 +25,8 @@ from writetime.workqueue.worker_loop import WorkerLoop
 
 QUEUE = "q"
 ITEMS = 10
+# Of handlers that have none.
+NO_STEPS: Any = None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -229,7 +231,8 @@ def test_handlers_run_one_after_the_other_while_the_worker_is_busy(kind: str) ->
         entries = [Entry(ItemPartition(QUEUE, 0, 0), UUID(int=n), None, str(n)) for n in range(50)]
         handler = handle if kind == "function" else handle_later
         runs = [
-            attempts.run(Attempt(handler, entry, 600.0, lambda: True, lambda: True, lambda: False)) for entry in entries
+            attempts.run(Attempt(handler, entry, 600.0, lambda: True, lambda: True, lambda: False, NO_STEPS))
+            for entry in entries
         ]
         tasks = [asyncio.create_task(run) for run in runs]
         await asyncio.sleep(0)

@@ -22,10 +22,33 @@ def test_no_state_is_wrong_if_items_are_cancelled() -> None:
     assert count > 2 * explore(Rules(epochs=2))[0]
 
 
-@pytest.mark.parametrize("cancels", [False, True])
+def test_no_state_is_wrong_if_items_have_steps() -> None:
+    for cancels in (False, True):
+        count, wrong = explore(Rules(epochs=2, cancels=cancels, steps=True))
+        assert wrong is None
+        assert count > explore(Rules(epochs=2, cancels=cancels))[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"cancels": True}, {"steps": True}, {"steps": True, "events": True}])
 @pytest.mark.parametrize("rules", [Rules(epochs=2, epoch_fence=False), Rules(epochs=2, op_fence=False)])
-def test_without_a_fence_there_is_a_wrong_state(rules: Rules, *, cancels: bool) -> None:
-    assert explore(replace(rules, cancels=cancels))[1] is not None
+def test_without_a_fence_there_is_a_wrong_state(rules: Rules, options: dict[str, bool]) -> None:
+    assert explore(replace(rules, **options))[1] is not None
+
+
+def test_no_state_is_wrong_if_an_item_waits_for_an_event() -> None:
+    for cancels in (False, True):
+        count, wrong = explore(Rules(epochs=2, cancels=cancels, steps=True, events=True))
+        assert wrong is None
+        assert count > explore(Rules(epochs=2, cancels=cancels, steps=True))[0]
+
+
+def test_a_worker_that_looks_for_an_event_only_once_misses_it() -> None:
+    wrong = explore(Rules(epochs=2, steps=True, events=True, looks_again=False))[1]
+    assert wrong == "a worker lets an item sleep whose event it has read"
+
+
+def test_a_worker_that_reads_no_steps_of_others_repeats_one() -> None:
+    assert explore(Rules(epochs=2, steps=True, reads_steps=False))[1] == "a step was recorded twice"
 
 
 def test_no_slot_has_two_items_and_the_newest_has_one() -> None:

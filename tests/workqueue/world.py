@@ -35,8 +35,15 @@ class World:
         self._workers = workers
         self._enqueuer = memory_enqueuer(MemoryTables(self.database), self.settings)
 
-    async def enqueue(self, *payloads: Any, key: str | None = None, delay_seconds: float = 0.0) -> list[UUID]:
-        return await self._enqueuer.enqueue(QUEUE, [NewItem(p, key, delay_seconds) for p in payloads])
+    async def enqueue(
+        self,
+        *payloads: Any,
+        key: str | None = None,
+        delay_seconds: float = 0.0,
+        time_limit_seconds: float | None = None,
+    ) -> list[UUID]:
+        items = [NewItem(p, key, delay_seconds, None, time_limit_seconds) for p in payloads]
+        return await self._enqueuer.enqueue(QUEUE, items)
 
     async def __aenter__(self) -> "World":
         self._stop = asyncio.Event()

@@ -140,6 +140,17 @@ def schedules_command(queue: str) -> None:
         click.echo(json.dumps({**asdict(state.schedule), "next_slot": state.next_slot}))
 
 
+@queue_group.command(name="event")
+@click.argument("queue")
+@click.argument("item_id", type=click.UUID)
+@click.argument("name")
+@click.argument("payload", default="null")
+def event_command(queue: str, item_id: UUID, name: str, payload: str) -> None:
+    """Send an event with a JSON payload to an item, whose handler may wait for it."""
+    sent = controls.send_event(config.load(), queue, item_id, name, _json(payload))
+    click.echo("sent" if sent else "not sent: the item is finished, or has another event of this name")
+
+
 @queue_group.command(name="item")
 @click.argument("queue")
 @click.argument("item_id", type=click.UUID)

@@ -3,7 +3,8 @@
 A call may wait until an item is finished. It then costs a read of the database each second.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from writetime.http import bodies
 from writetime.http.bodies import Disconnected, RefusedCall
 from writetime.http.protocol import Gate
 from writetime.http.work_items import RETRY_AFTER, Connected, ItemsEndpoint, max_item_bytes
-from writetime.workqueue.controls import AsyncControls, ItemState, ScheduleState, UnknownItem
+from writetime.workqueue.controls import ItemState, ScheduleState, UnknownItem
 from writetime.workqueue.dead_items import redrive_letters
 from writetime.workqueue.enqueue import MAX_KEY_BYTES, InvalidItem, TooLarge
 from writetime.workqueue.queue_tables import UnknownQueue
@@ -41,6 +42,7 @@ class ControlsEndpoint:
         self._asking = 0
         self.routes = [
             Route("/queues/{queue:path}/items/{item_id}", self._item, methods=["GET", "DELETE"]),
+            Route("/queues/{queue:path}/items/{item_id}/events/{name}", self._send_event, methods=["PUT"]),
             Route("/queues/{queue:path}/pause", self._pause, methods=["PUT", "DELETE"]),
             Route("/queues/{queue:path}/items", self._cancel_all, methods=["DELETE"]),
             Route("/queues/{queue:path}/redrive", self._redrive, methods=["POST"]),
@@ -55,10 +57,7 @@ class ControlsEndpoint:
                 _key(request),
                 _seconds(request, "wait", MAX_WAIT_SECONDS),
             )
-            try:
-                item_id = UUID(request.path_params["item_id"])
-            except ValueError:
-                raise RefusedCall(400, "the item id is not a UUID") from None
+            item_id = _item_id(request)
             controls = connected.controls
             act = controls.cancel if request.method == "DELETE" else controls.item
             return _described(await act(queue, item_id, key=key, wait_seconds=seconds))
@@ -92,15 +91,25 @@ class ControlsEndpoint:
 
         return await self._answer(ask)
 
+    async def _send_event(self, request: Request) -> Response:
+        async def ask(connected: Connected) -> dict[str, Any]:
+            queue, item_id, name = request.path_params["queue"], _item_id(request), request.path_params["name"]
+            controls, key = connected.controls, _key(request)
+            async with self._body(request) as payload:
+                with _rules_named():
+                    return {"sent": await controls.send_event(queue, item_id, name, payload, key=key)}
+
+        return await self._answer(ask)
+
     async def _schedule(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
             queue, name = request.path_params["queue"], request.path_params["name"]
             if request.method == "DELETE":
                 return {"scheduled": False, "changed": await connected.controls.unschedule(queue, name)}
-            most = max_item_bytes(self._settings)
-            body = await bodies.read(request.receive, most, most)
-            with self._gate.admitted(len(body)):
-                return await _schedule(connected.controls, queue, name, bodies.parse(body))
+            async with self._body(request) as value:
+                with _rules_named():
+                    changed = await connected.controls.schedule(queue, _schedule_of(name, value))
+                    return {"scheduled": True, "changed": changed}
 
         return await self._answer(ask)
 
@@ -110,6 +119,14 @@ class ControlsEndpoint:
             return {"schedules": [_described_schedule(state) for state in states]}
 
         return await self._answer(ask)
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[Any]:
+        """Yield the JSON value of a call's body."""
+        most = max_item_bytes(self._settings)
+        body = await bodies.read(request.receive, most, most)
+        with self._gate.admitted(len(body)):
+            yield bodies.parse(body)
 
     async def _answer(self, ask: Callable[[Connected], Awaitable[dict[str, Any]]]) -> Response:
         status, headers = 200, {}
@@ -141,11 +158,20 @@ def _described(state: ItemState) -> dict[str, Any]:
     return answer | ({"result": state.result} if state.status == "completed" else {})
 
 
-async def _schedule(controls: AsyncControls, queue: str, name: str, value: Any) -> dict[str, Any]:
+@contextmanager
+def _rules_named() -> Iterator[None]:
+    """Refuse a call whose schedule or event breaks a rule."""
     try:
-        return {"scheduled": True, "changed": await controls.schedule(queue, _schedule_of(name, value))}
+        yield
     except InvalidItem as e:
         raise RefusedCall(413 if isinstance(e, TooLarge) else 400, str(e)) from None
+
+
+def _item_id(request: Request) -> UUID:
+    try:
+        return UUID(request.path_params["item_id"])
+    except ValueError:
+        raise RefusedCall(400, "the item id is not a UUID") from None
 
 
 def _schedule_of(name: str, value: Any) -> Schedule:

@@ -11,6 +11,7 @@ from writetime.workqueue.controls import (
     resume,
     schedule,
     schedules,
+    send_event,
     unschedule,
 )
 from writetime.workqueue.dead_items import redrive
@@ -18,9 +19,11 @@ from writetime.workqueue.enqueue import Enqueuer, EnqueueUnknown, ItemConflict, 
 from writetime.workqueue.inspect import inspect
 from writetime.workqueue.items import GiveUp, Item
 from writetime.workqueue.recurrence import InvalidSchedule, Schedule
+from writetime.workqueue.steps import Asleep, StepRefused
 from writetime.workqueue.worker import Worker
 
 __all__ = [
+    "Asleep",
     "EnqueueUnknown",
     "Enqueuer",
     "GiveUp",
@@ -31,6 +34,7 @@ __all__ = [
     "NewItem",
     "Schedule",
     "ScheduleState",
+    "StepRefused",
     "UnknownItem",
     "Worker",
     "cancel",
@@ -42,5 +46,6 @@ __all__ = [
     "resume",
     "schedule",
     "schedules",
+    "send_event",
     "unschedule",
 ]

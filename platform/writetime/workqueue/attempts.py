@@ -27,6 +27,7 @@ from writetime.core.counts import pluralize
 from writetime.core.errors import plain_text, reason_of
 from writetime.core.json_texts import from_json, to_json
 from writetime.workqueue.items import Entry, GiveUp, Item, Status, is_time_limit
+from writetime.workqueue.steps import Asleep, AttemptSteps, StepStore
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class Outcome(NamedTuple):
     status: Status
     text: str | None
     seconds: float = 0.0
+    # Of an item that sleeps.
+    asleep: Asleep | None = None
 
 
 class _NoJson(Exception):
@@ -67,8 +70,9 @@ def _item_of(attempt: "Attempt") -> Item:
         payload = from_json(entry.payload)
     except (ValueError, RecursionError) as e:
         raise _NoJson(f"the payload cannot be read as JSON: {e}") from None
+    steps = AttemptSteps(attempt.steps, attempt.held, attempt.loop, partial(_result, of="a step"))
     return Item(
-        entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, attempt.held, attempt.is_cancelled
+        entry.place.queue, entry.item_id, entry.key, payload, entry.attempts, attempt.held, attempt.is_cancelled, steps
     )
 
 
@@ -88,12 +92,14 @@ async def _run_coroutine(attempt: "Attempt", deliver: Callable[[Outcome], None])
     The result of this coroutine's task would not do: a handler that has cancelled its own task would cancel it, too.
     """
     now = asyncio.get_running_loop().time
-    began = now()
+    began, asleep = now(), None
     try:
         status, text = Status.COMPLETED, _result(await cast(Awaitable[Any], attempt.handler(_item_of(attempt))))
+    except Asleep as e:
+        status, text, asleep = Status.SLEEPING, None, e
     except BaseException as e:
         status, text = _failure(e)
-    deliver(Outcome(status, text, now() - began))
+    deliver(Outcome(status, text, now() - began, asleep))
 
 
 def _failure(error: BaseException) -> tuple[Status, str]:
@@ -104,7 +110,7 @@ def _failure(error: BaseException) -> tuple[Status, str]:
     return Status.RETRY, reason_of(error)
 
 
-def _result(value: Any) -> str | None:
+def _result(value: Any, of: str = "the handler") -> str | None:
     """Return a result as JSON, None if there is none. Raises `ValueError` if it cannot be JSON, it has invalid Unicode,
     or is too large for the database.
     """
@@ -113,9 +119,9 @@ def _result(value: Any) -> str | None:
     try:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError) as e:
-        raise ValueError(f"the handler's result cannot be JSON: {e}") from None
+        raise ValueError(f"{of}'s result cannot be JSON: {e}") from None
     if (size := len(text.encode())) > MAX_RESULT_BYTES:
-        raise ValueError(f"the handler's result has {pluralize(size, 'byte')} of JSON, more than {MAX_RESULT_BYTES}")
+        raise ValueError(f"{of}'s result has {pluralize(size, 'byte')} of JSON, more than {MAX_RESULT_BYTES}")
     return text
 
 
@@ -131,6 +137,7 @@ class Attempt:
     is_owned: Callable[[], bool]
     may_begin: Callable[[], bool]
     is_cancelled: Callable[[], bool]
+    steps: StepStore
     # When it took a lane, by the clock of the worker's loop; and whether it still has the lane.
     began: float = 0.0
     has_lane: bool = False
@@ -142,7 +149,8 @@ class Attempt:
     cancelled: bool = False
 
     def __post_init__(self) -> None:
-        self.answer: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Outcome | None] = self.loop.create_future()
         self.coroutine = iscoroutinefunction(self.handler)
         own = self.entry.time_limit_seconds
         self.limit_seconds = self.queue_limit_seconds if own is None else own

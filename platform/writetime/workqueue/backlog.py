@@ -137,6 +137,15 @@ class Backlog:
                 self._keep(name, lane, now)
         return found
 
+    def wake(self, item_ids: Collection[UUID], now: int) -> None:
+        """Let those of these items that sleep run now."""
+        for lane in self._lanes.values():
+            mine = [entry for _, entry in lane.waiting if entry.asleep and entry.item_id in item_ids]
+            for entry in mine:
+                entry.due = min(entry.due, now)
+            if mine:
+                self._put(lane, now)
+
     def next_due(self, now: int) -> int | None:
         """Return the time at which an item may run if no new one comes; None if there is no such time."""
         if self._paused:

@@ -19,11 +19,13 @@ from uuid import UUID, uuid4
 from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
-from writetime.core.json_texts import from_json
+from writetime.core.json_texts import from_json, same_json
+from writetime.workqueue.enqueue import InvalidItem, NewItem, payload_of
 from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition, Status, bucket_of, first_id, shard_of
 from writetime.workqueue.queue_tables import QueueTables, ScheduleRow
 from writetime.workqueue.recurrence import Schedule, Slots, row_of
 from writetime.workqueue.statements import retry
+from writetime.workqueue.steps import require_name
 
 _T = TypeVar("_T")
 
@@ -40,8 +42,8 @@ class UnknownItem(WritetimeError):
 
 @dataclass(frozen=True)
 class ItemState:
-    """The state of an item: `status` is waiting, processing, retry, cancelling, or one of the final ones: completed
-    (with the handler's `result`), dead, or cancelled. `error` is that of the last failed attempt.
+    """The state of an item: `status` is waiting, processing, retry, sleeping, cancelling, or one of the final ones:
+    completed (with the handler's `result`), dead, or cancelled. `error` is that of the last failed attempt.
     """
 
     queue: str
@@ -118,6 +120,25 @@ class AsyncControls:
 
         rows, now = await self._in_time(read)
         return [_schedule_state(queue, row, now) for row in rows]
+
+    async def send_event(
+        self, queue: str, item_id: UUID, name: str, payload: Any = None, *, key: str | None = None
+    ) -> bool:
+        """Send an event to an item, whose handler may wait for it, now or later. Return False if the item is finished,
+        or has another event of this name, which stays. Raises `UnknownItem`, and `InvalidItem` if the name or the
+        payload breaks a rule.
+        """
+        try:
+            require_name(name)
+        except ValueError as e:
+            raise InvalidItem(str(e)) from None
+        text = payload_of(NewItem(payload), self._most_bytes)
+        places = await self._in_time(partial(self._find, queue, item_id, key))
+        if (await self._state(places, item_id)).final:
+            return False
+        found = [await self._in_time(partial(self._tables.insert_event, p, item_id, name, text)) for p in places]
+        await self._in_time(partial(self._announce, queue))
+        return all(same_json(text, one) for one in found)
 
     async def cancel(
         self, queue: str, item_id: UUID, *, key: str | None = None, wait_seconds: float = 0.0
@@ -233,6 +254,11 @@ class AsyncControls:
                 return await retry(work)
         except TimeoutError:
             raise WritetimeError(f"the database has not answered in {self._seconds:g} s; repeat the call") from None
+
+
+def send_event(settings: Settings, queue: str, item_id: UUID, name: str, payload: Any = None) -> bool:
+    """Do as `AsyncControls.send_event`."""
+    return _run(settings, lambda controls: controls.send_event(queue, item_id, name, payload))
 
 
 def _schedule_state(queue: str, row: ScheduleRow, now: int) -> ScheduleState:

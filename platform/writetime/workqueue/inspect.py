@@ -34,7 +34,8 @@ _IDS_AT_ONCE = 100
 class Unfinished:
     """The unfinished items of one queue. Ages are in seconds, by the database's clock.
 
-    `received` items were not claimed yet, and `delayed` of them are not due. `retry` items wait for another attempt.
+    `received` items were not claimed yet, and `delayed` of them are not due. `retry` items wait for another attempt,
+    `sleeping` ones for their time or an event; `oldest_seconds` is without the sleeping ones.
     """
 
     queue: str
@@ -42,13 +43,14 @@ class Unfinished:
     delayed: int
     processing: int
     retry: int
+    sleeping: int
     oldest_seconds: float
     most_attempts: int
 
     @property
     def depth(self) -> int:
         """The number of unfinished items."""
-        return self.received + self.processing + self.retry
+        return self.received + self.processing + self.retry + self.sleeping
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class QueueInspector:
                 while ids := await self._tables.item_ids(place, after, LAST_ID, _IDS_AT_ONCE):
                     statuses = await self._tables.statuses(place, ids)
                     for item_id in ids:
-                        if (status := statuses.get(item_id)) is None or not status.final:
+                        if (status := statuses.get(item_id)) is None or not (status.final or status is Status.SLEEPING):
                             return time_of(item_id)
                     after = ids[-1]
             return now
@@ -266,7 +268,7 @@ class QueueInspector:
                 state = states.get(item_id)
                 if state is not None and state.status.final:
                     continue
-                late = time_of(item_id) <= now
+                late = time_of(item_id) <= now and (state is None or state.status is not Status.SLEEPING)
                 counts["received" if state is None else state.status.lower()] += 1
                 counts["delayed"] += state is None and not late
                 if late:
@@ -280,6 +282,7 @@ class QueueInspector:
             delayed=counts["delayed"],
             processing=counts[Status.PROCESSING.lower()],
             retry=counts[Status.RETRY.lower()],
+            sleeping=counts[Status.SLEEPING.lower()],
             oldest_seconds=(now - oldest) / 1000,
             most_attempts=most_attempts,
         )

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from inspect import isawaitable
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from writetime.core.setting_types import YEAR_SECONDS
+from writetime.workqueue.steps import AttemptSteps
 
 _RANDOM_BITS = 62
 # RFC 9562, method 1 and 3 of 6.2: the twelve bits after the version are a fraction of the millisecond.
@@ -33,6 +35,7 @@ class Status(StrEnum):
 
     PROCESSING = "PROCESSING"
     RETRY = "RETRY"
+    SLEEPING = "SLEEPING"
     COMPLETED = "COMPLETED"
     DEAD = "DEAD"
     CANCELLED = "CANCELLED"
@@ -68,6 +71,10 @@ class Entry:
     after: UUID | None = None
     # Of one attempt; None: that of the queue.
     time_limit_seconds: float | None = None
+    # The recorded steps, once they are read.
+    steps: dict[str, str] | None = None
+    # Whether its handler sleeps or waits for an event.
+    asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class Item:
     attempt: int
     _held: Callable[[], bool] = field(repr=False, default=lambda: True)
     _cancelled: Callable[[], bool] = field(repr=False, default=lambda: False)
+    _steps: AttemptSteps | None = field(repr=False, default=None)
 
     @property
     def held(self) -> bool:
@@ -91,6 +99,46 @@ class Item:
     def cancelled(self) -> bool:
         """Whether someone has cancelled the item. A handler that stops because of this raises an exception."""
         return self._cancelled()
+
+    async def step(self, name: str, work: Callable[[], Any]) -> Any:
+        """Run a part of an async handler, a function or coroutine function, and record its result; return it as JSON
+        has it. If this or an earlier attempt has recorded a step of this name, return its result. A step whose worker
+        ends before it is recorded is run again. An item without a worker, as in a test, runs each step.
+
+        Raises:
+            StepRefused, ShardFenced: this attempt no longer owns the item. Let them pass.
+            ValueError: the result is not JSON, or too large.
+        """
+        if self._steps is not None:
+            return await self._steps.run(name, work)
+        value = work()
+        return await value if isawaitable(value) else value
+
+    async def sleep(self, name: str, seconds: float) -> None:
+        """End the attempt of an async handler, and begin the handler again after some seconds, at most 366 days. Then
+        this call returns. The time is that of the first call with this name. Meanwhile no worker is busy with the item,
+        which blocks its key.
+
+        Raises:
+            Asleep: the attempt ends. It is no `Exception`; let it pass.
+            StepRefused, ShardFenced: as `step`.
+        """
+        await self._own_steps().sleep(name, seconds)
+
+    async def wait_event(self, name: str, timeout_seconds: float) -> Any:
+        """Return the payload of an event that is sent to the item. If there is none, wait as `sleep` does, until it is
+        sent, at most for some seconds.
+
+        Raises:
+            TimeoutError: there was no event in time; in each later attempt, too.
+            Asleep, StepRefused, ShardFenced: as `sleep`.
+        """
+        return await self._own_steps().wait_event(name, timeout_seconds)
+
+    def _own_steps(self) -> AttemptSteps:
+        if self._steps is None:
+            raise RuntimeError("an item without a worker cannot sleep, or wait for an event")
+        return self._steps
 
 
 class IdMaker:

@@ -17,11 +17,11 @@ from typing import NamedTuple
 from uuid import UUID
 
 from writetime.core.errors import WritetimeError
-from writetime.workqueue.items import NO_ID, ItemPartition, time_of
+from writetime.workqueue.items import NO_ID, ItemPartition, Status, time_of
 from writetime.workqueue.queue_tables import ItemUpdate, QueueTables, Statics
 from writetime.workqueue.statements import retry
 
-# Bytes of results and errors in one batch.
+# Bytes of results, errors and steps in one batch.
 _BATCH_BYTES = 256 * 1024
 
 
@@ -57,6 +57,7 @@ class Partition:
         self._seen: list[UUID] = []
         self._known: set[UUID] = set()
         self._finished: set[UUID] = set()
+        self._sleeping: set[UUID] = set()
 
     @classmethod
     async def open(cls, tables: QueueTables, place: ItemPartition, epoch: int, batch_rows: int) -> "Partition":
@@ -71,7 +72,7 @@ class Partition:
             if statics.epoch == epoch or await tables.stamp(place, epoch, before=statics.epoch):
                 return cls(tables, place, epoch, statics, batch_rows)
 
-    def see(self, item_id: UUID, *, finished: bool = False) -> bool:
+    def see(self, item_id: UUID, *, finished: bool = False, sleeping: bool = False) -> bool:
         """Record an item; return whether it is new and unfinished."""
         if item_id in self._known:
             return False
@@ -79,6 +80,8 @@ class Partition:
         bisect.insort(self._seen, item_id)
         if finished:
             self._finished.add(item_id)
+        if sleeping:
+            self._sleeping.add(item_id)
         return not finished
 
     def knows(self, item_id: UUID) -> bool:
@@ -92,8 +95,8 @@ class Partition:
 
     @property
     def oldest(self) -> UUID | None:
-        """The first known item that is not finished."""
-        return next((item_id for item_id in self._seen if item_id not in self._finished), None)
+        """The first known item that is not finished, and does not sleep."""
+        return next((i for i in self._seen if i not in self._finished and i not in self._sleeping), None)
 
     def settle(self, before: int) -> None:
         """Raise the floor over finished items from before a time (milliseconds), if no earlier item can still come."""
@@ -138,6 +141,7 @@ class Partition:
                 write = partial(self._tables.write, self.place, self._epoch, self._op, self.floor, changes)
                 await self._insist(write)
                 self._finished.update(change.item_id for change in changes if change.status.final)
+                self._note_sleeping(changes)
                 for _, future in batch:
                     if not future.done():
                         future.set_result(None)
@@ -148,13 +152,18 @@ class Partition:
         finally:
             self._flushing = None
 
+    def _note_sleeping(self, changes: Sequence[ItemUpdate]) -> None:
+        if self._sleeping:
+            self._sleeping.difference_update(change.item_id for change in changes)
+        self._sleeping.update(change.item_id for change in changes if change.status is Status.SLEEPING)
+
     def _next_batch(self) -> list[_Group]:
         batch: list[_Group] = []
         rows = size = 0
         while self._waiting:
             changes = self._waiting[0].changes
             rows += len(changes)
-            size += sum(len(c.result or "") + len(c.error or "") for c in changes)
+            size += sum(len(c.result or "") + len(c.error or "") + len(c.step[1] if c.step else "") for c in changes)
             if batch and (rows > self._batch_rows or size > _BATCH_BYTES):
                 break
             batch.append(self._waiting.popleft())

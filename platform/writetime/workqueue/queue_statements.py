@@ -72,6 +72,8 @@ class QueueStatements(Statements):
         "UPDATE {}.queue_state SET status = ?, at = ?, attempts = ?, due = ?, worker = ?, error = ?, result = ? "
         f"WHERE {_PART} AND item_id = ?"
     )
+    record_step = Statement(f"UPDATE {{}}.queue_state SET steps[?] = ? WHERE {_PART} AND item_id = ?")
+    steps = Statement(f"SELECT steps FROM {{}}.queue_state WHERE {_PART} AND item_id = ?")
     states = Statement(
         "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(due) AS due FROM {}.queue_state "
         f"WHERE {_PART} AND item_id > ?"
@@ -147,6 +149,14 @@ class QueueStatements(Statements):
     cancels = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART}")
     is_cancelled = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART} AND item_id = ?")
     insert_cancel = Statement("INSERT INTO {}.queue_cancels (queue, shard, bucket, item_id) VALUES (?, ?, ?, ?)")
+    events = Statement(f"SELECT item_id, textAsBlob(name) AS name FROM {{}}.queue_events WHERE {_PART} AND item_id > ?")
+    event = Statement(
+        f"SELECT textAsBlob(payload) AS payload FROM {{}}.queue_events WHERE {_PART} AND item_id = ? AND name = ?"
+    )
+    insert_event = Statement(
+        "INSERT INTO {}.queue_events (queue, shard, bucket, item_id, name, payload) VALUES (?, ?, ?, ?, ?, ?) "
+        "IF NOT EXISTS"
+    )
     controls = Statement("SELECT DISTINCT controls FROM {}.queue_shards WHERE queue = ?", serial=True)
     change_controls = Statement("UPDATE {}.queue_shards SET controls = ? WHERE queue = ? IF controls = ?")
     state = Statement(
@@ -156,5 +166,6 @@ class QueueStatements(Statements):
     drop_fence = Statement(f"DELETE epoch, op, floor, closed FROM {{}}.queue_state WHERE {_PART} IF epoch = ?")
     drop_items = Statement(f"DELETE FROM {{}}.queue_items USING TIMESTAMP ? WHERE {_PART}")
     drop_state = Statement(f"DELETE FROM {{}}.queue_state USING TIMESTAMP ? WHERE {_PART}")
+    drop_events = Statement(f"DELETE FROM {{}}.queue_events USING TIMESTAMP ? WHERE {_PART}")
     drop_cancels = Statement(f"DELETE FROM {{}}.queue_cancels USING TIMESTAMP ? WHERE {_PART}")
     drop_buckets = Statement(f"DELETE FROM {{}}.queue_buckets USING TIMESTAMP ? WHERE {_PART}")

@@ -92,6 +92,8 @@ class ItemUpdate:
     worker: str | None = None
     error: str | None = None
     result: str | None = None
+    # A finished step: its name, and its result as JSON.
+    step: tuple[str, str] | None = None
 
 
 class StateRow(NamedTuple):
@@ -264,6 +266,7 @@ class QueueTables:
         await self._run(self._cql.drop_items, (at, *place))
         await self._run(self._cql.drop_state, (at, *place))
         await self._run(self._cql.drop_cancels, (at, *place))
+        await self._run(self._cql.drop_events, (at, *place))
         await self._run(self._cql.drop_fence, (*place, epoch))
         await self._run(self._cql.drop_buckets, (at, *place))
 
@@ -287,6 +290,8 @@ class QueueTables:
         for c in changes:
             values = c.status, c.at, c.attempts, c.due, c.worker, c.error, c.result
             rows.append(bound(self._cql.change, *values, *place, c.item_id))
+            if c.step is not None:
+                rows.append(bound(self._cql.record_step, *c.step, *place, c.item_id))
         return await self._applied(together(rows))
 
     async def close(self, place: ItemPartition, epoch: int, op: int, closed: int | None) -> bool:
@@ -301,6 +306,11 @@ class QueueTables:
             async for r in rows
             if r.status is not None
         }
+
+    async def steps(self, place: ItemPartition, item_id: UUID) -> dict[str, str]:
+        """Return the results of an item's recorded steps, as JSON by their names."""
+        rows = await self._run(self._cql.steps, (*place, item_id))
+        return dict(rows[0].steps or {}) if rows else {}
 
     async def completed(self, place: ItemPartition) -> AsyncIterator[CompletedItem]:
         """Yield the completed items of a partition."""
@@ -431,6 +441,21 @@ class QueueTables:
     async def insert_cancels(self, place: ItemPartition, item_ids: Sequence[UUID]) -> None:
         """Record that items of one partition are to be cancelled."""
         await self._run(together([bound(self._cql.insert_cancel, *place, item_id) for item_id in item_ids]))
+
+    async def events(self, place: ItemPartition, after: UUID) -> set[tuple[UUID, str]]:
+        """Return the names of the events that were sent to the items of a partition beyond an id."""
+        rows = self._pages(self._cql.events, (*place, after))
+        return {(row.item_id, text_of(row.name) or "") async for row in rows}
+
+    async def event(self, place: ItemPartition, item_id: UUID, name: str) -> str | None:
+        """Return the payload of an event as JSON; None if it was not sent."""
+        rows = await self._run(bound(self._cql.event, *place, item_id, name))
+        return text_of(rows[0].payload) if rows else None
+
+    async def insert_event(self, place: ItemPartition, item_id: UUID, name: str, payload: str) -> str:
+        """Store an event, unless the item has one of this name; return the payload of the one that it has."""
+        [row] = await self._run(bound(self._cql.insert_event, *place, item_id, name, payload))
+        return payload if row.applied else row.payload
 
     async def controls(self, queue: str) -> UUID | None:
         """Return the last change of what people ask of a queue's workers."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from writetime.workqueue.context import QueueContext
-from writetime.workqueue.items import LAST_ID, NO_ID, Entry, first_id, time_of
+from writetime.workqueue.items import LAST_ID, NO_ID, Entry, Status, first_id, time_of
 from writetime.workqueue.partition import Partition
 from writetime.workqueue.queue_tables import PAGE_ROWS, StateRow
 
@@ -44,23 +44,28 @@ class ItemReader:
         self._claimed: dict[UUID, StateRow] = {}
         # Items that are to be cancelled. Handlers' threads read it, so it is replaced, never changed.
         self.cancels: frozenset[UUID] = frozenset()
+        # The events that were sent to items, by their names.
+        self.events: frozenset[tuple[UUID, str]] = frozenset()
         self._rescanned = now
         self._polled = 0
         self.behind = True
 
     async def load(self) -> None:
-        """Read the states of earlier owners beyond the floor, and the requests to cancel items."""
+        """Read the states of earlier owners beyond the floor, and the requests about items."""
         for item_id, state in (await self._tables.states(self.partition.place, self.partition.floor)).items():
             if state.status.final:
                 self.partition.see(item_id, finished=True)
             else:
                 self._claimed[item_id] = state
 
-        await self.load_cancels()
+        await self.load_requests()
 
-    async def load_cancels(self) -> None:
-        """Read the requests to cancel items."""
+    async def load_requests(self) -> set[UUID]:
+        """Read the requests to cancel items, and the events that were sent to items; return the items with new ones."""
         self.cancels = frozenset(await self._tables.cancels(self.partition.place))
+        events = await self._tables.events(self.partition.place, self.partition.floor)
+        before, self.events = self.events, frozenset(events)
+        return {item_id for item_id, _ in self.events - before}
 
     async def poll(self) -> list[Entry]:
         """Return items that were not known before."""
@@ -151,10 +156,14 @@ class ItemReader:
     def _note(self, rows: list[Entry]) -> list[Entry]:
         found = []
         for entry in rows:
-            if self.partition.see(entry.item_id):
-                if state := self._claimed.pop(entry.item_id, None):
-                    entry.attempts = state.attempts
-                    entry.due = max(entry.due, state.due or 0)
+            state = self._claimed.pop(entry.item_id, None)
+            asleep = state is not None and state.status is Status.SLEEPING
+            if self.partition.see(entry.item_id, sleeping=asleep):
+                if state is not None:
+                    entry.attempts, entry.asleep = state.attempts, asleep
+                    # One that has an event may wait for it.
+                    if not asleep or all(item_id != entry.item_id for item_id, _ in self.events):
+                        entry.due = max(entry.due, state.due or 0)
                 found.append(entry)
         return found
 

@@ -19,6 +19,7 @@ from writetime.workqueue.queue_tables import DeadItem, ItemUpdate, Pauses
 from writetime.workqueue.reader import ItemReader
 from writetime.workqueue.shard_leases import ShardLease
 from writetime.workqueue.statements import retry
+from writetime.workqueue.steps import Asleep
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class ShardRunner:
         self._swept = 0
         self._pause = context.settings.poll_seconds
         self._controls = Controls()
-        # Whether the requests to cancel items are read, and items that are to be cancelled.
-        self._cancels_read = True
+        # Whether the requests about items are read, and items that are to be cancelled.
+        self._requests_read = True
         self._withdrawn: list[Entry] = []
         # Whether the shard's buckets are known.
         self.offered = False
@@ -81,10 +82,10 @@ class ShardRunner:
             self.poll_now()
 
     def control(self, controls: Controls) -> None:
-        """Do what people ask for. Requests to cancel items are read with the next look."""
+        """Do what people ask for. Requests about items are read with the next look."""
         if controls.change == self._controls.change:
             return
-        self._controls, self._cancels_read = controls, False
+        self._controls, self._requests_read = controls, False
         pauses = controls.pauses
         self.backlog.pause(pauses.keys, self._clock.now(), everything=pauses.queue is not None)
         self.quiet = False
@@ -142,9 +143,37 @@ class ShardRunner:
         changes: dict[Partition, list[ItemUpdate]] = defaultdict(list)
         for entry in entries:
             entry.attempts += 1
+            entry.asleep = False
             change = ItemUpdate(entry.item_id, Status.PROCESSING, now, entry.attempts, worker=self._context.worker)
             changes[self.buckets.partition(entry)].append(change)
         await asyncio.gather(*(partition.write(together) for partition, together in changes.items()))
+
+    async def steps(self, entry: Entry) -> dict[str, str]:
+        """Return the recorded steps of a claimed item, which earlier owners of the shard may have written."""
+        if entry.steps is None:
+            entry.steps = await retry(partial(self._context.tables.steps, entry.place, entry.item_id))
+        return entry.steps
+
+    async def record_step(self, entry: Entry, name: str, result: str) -> None:
+        """Write that a step of a claimed item is finished, with its result."""
+        known = await self.steps(entry)
+        written = self._write(entry, Status.PROCESSING, step=(name, result))
+
+        def note(done: "asyncio.Future[None]") -> None:
+            if done.exception() is None:
+                known[name] = result
+
+        written.add_done_callback(note)
+        # A handler that is cancelled meanwhile waits no more, but the write goes on.
+        await asyncio.shield(written)
+
+    async def event(self, entry: Entry, name: str) -> str | None:
+        """Return the payload of an event of an item, as JSON; None if it was not sent."""
+        return await retry(partial(self._context.tables.event, entry.place, entry.item_id, name))
+
+    def now(self) -> int:
+        """Return the present time in milliseconds."""
+        return self._clock.now()
 
     def complete(self, entry: Entry, result: str | None) -> "asyncio.Future[None]":
         """Write that an item is done, with the handler's result, in one fenced write; then release it."""
@@ -188,6 +217,24 @@ class ShardRunner:
         self._add([entry])
         return None
 
+    async def sleep(self, entry: Entry, asleep: Asleep) -> Status | None:
+        """Write that an item sleeps, which is no failed attempt; return its status if it was cancelled."""
+        if self.is_cancelled(entry):
+            return await self.fail(entry, "cancelled before it slept")
+        known, until = await self.steps(entry), str(asleep.until)
+        # An event of another name, or a new owner of the shard, may have woken it.
+        step = None if asleep.step in known else (asleep.step, until)
+        entry.attempts -= 1
+        await self._write(entry, Status.SLEEPING, attempts=entry.attempts, due=asleep.until, step=step)
+        known[asleep.step] = until
+        entry.asleep, entry.due = True, asleep.until
+        # The event may have come after the handler has looked for it.
+        if (entry.item_id, asleep.event) in self.buckets.readers[entry.place.bucket].events:
+            entry.due = self._clock.now()
+        self.release(entry)
+        self._add([entry])
+        return None
+
     async def drained(self) -> None:
         """Wait until no taken item is open."""
         while self.backlog.running and not self.lease.lost:
@@ -211,10 +258,10 @@ class ShardRunner:
         await self._write(entry, Status.DEAD, error=error)
 
     async def _look(self) -> bool:
-        """Open new buckets, cancel items, read new ones, and manage old buckets; return whether new items were read."""
+        """Open new buckets, follow requests, read items, and manage old buckets; return whether new items were read."""
         self._news.clear()
         await self.buckets.open_new()
-        await self._cancel()
+        await self._follow_requests()
         found = False
         for bucket, reader in sorted(self.buckets.readers.items()):
             if self._hungry():
@@ -230,15 +277,17 @@ class ShardRunner:
             await self.buckets.drop_old()
         return found
 
-    async def _cancel(self) -> None:
-        """Write that waiting items are cancelled."""
-        if not self._cancels_read:
-            self._cancels_read = True
+    async def _follow_requests(self) -> None:
+        """Write that waiting items are cancelled, and wake those that have new events."""
+        if not self._requests_read:
+            self._requests_read = True
             try:
                 for reader in self.buckets.readers.values():
-                    await reader.load_cancels()
+                    if woken := await reader.load_requests():
+                        self.backlog.wake(woken, self._clock.now())
+                        self._wake()
             except BaseException:
-                self._cancels_read = False
+                self._requests_read = False
                 raise
             cancels = frozenset[UUID]().union(*(reader.cancels for reader in self.buckets.readers.values()))
             self._withdrawn += self.backlog.withdraw(cancels, self._clock.now()) if cancels else []

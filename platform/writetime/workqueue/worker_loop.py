@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import WorkQueue
@@ -35,6 +35,25 @@ _MOST_AHEAD = 4096
 _REGISTRY_BUCKETS = 2
 _IDLE_ROUNDS_SECONDS = 0.2
 _OBSERVE_SECONDS = 5.0
+
+
+class _Steps(NamedTuple):
+    """The steps of an item of a runner."""
+
+    runner: ShardRunner
+    entry: Entry
+
+    async def load(self) -> Mapping[str, str]:
+        return await self.runner.steps(self.entry)
+
+    async def record(self, name: str, result: str) -> None:
+        await self.runner.record_step(self.entry, name, result)
+
+    async def event(self, name: str) -> str | None:
+        return await self.runner.event(self.entry, name)
+
+    def now(self) -> int:
+        return self.runner.now()
 
 
 class WorkerLoop:
@@ -358,6 +377,7 @@ class WorkerLoop:
             lambda: lease.valid,
             lambda: lease.valid and not (self._stopping or lease.leaving or runner.withholds(entry)),
             partial(runner.is_cancelled, entry),
+            _Steps(runner, entry),
         )
         outcome = await self._attempts.run(attempt)
         if outcome is None and lease.valid:
@@ -375,6 +395,8 @@ class WorkerLoop:
         self._handler_seconds += 0.05 * (outcome.seconds - self._handler_seconds)
         if outcome.status is Status.COMPLETED:
             runner.complete(entry, outcome.text).add_done_callback(partial(self._completed, runner, entry))
+        elif outcome.asleep is not None:
+            self._start(self._settle(runner, partial(runner.sleep, entry, outcome.asleep)))
         else:
             self._fail(runner, entry, outcome.text or "", give_up=outcome.status is Status.DEAD)
 
