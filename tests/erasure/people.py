@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.support.bytes_left import found_in, texts_below
 from tests.support.generate import SEED
@@ -17,11 +17,13 @@ from tests.support.view_readers import by_query
 from writetime.changes.position import AT, PARTITION_POSITION, STATIC_POSITION, position_encoder
 from writetime.core.config import Settings
 from writetime.erasure.certificate import erase
+from writetime.erasure.places import in_places, place_of
 from writetime.lake import state
 from writetime.lake.table import LakeTable, create_table
 from writetime.row_events.stream import extend
 from writetime.schema.cql import parse_table
 from writetime.schema.serialise import serialiser
+from writetime.schema.table import TableSchema
 from writetime.schema.types import Native
 from writetime.storage.kernel.primitives import token
 from writetime.view.refreshing import refresh
@@ -29,6 +31,13 @@ from writetime.view.refreshing import refresh
 SCHEMA = parse_table("CREATE TABLE shop.people (person text, n int, s text static, v text, PRIMARY KEY (person, n))")
 DELETED_AT = 1_000
 Change = dict[str, Any]
+
+
+class Valued(Protocol):
+    """What has values that may be found in files."""
+
+    @property
+    def values(self) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -78,15 +87,17 @@ def people(count: int, seed: int = 0) -> list[Person]:
 class Lake:
     """A lake with the table, its state, view and row events."""
 
+    schema: TableSchema = SCHEMA
+
     def __init__(self, folder: Path, **lake: Any) -> None:
         self.folder = folder
         self.settings: Settings = settings_at(folder / "lake", **lake)
-        self.table: LakeTable = create_table(self.settings, SCHEMA)
+        self.table: LakeTable = create_table(self.settings, self.schema)
         self._number = 0
 
     def add(self, changes: Iterable[Change]) -> None:
         self._number += 1
-        add(self.table, changes, self._number, SCHEMA)
+        add(self.table, changes, self._number, self.schema)
 
     def follow(self) -> None:
         extend(self.table)
@@ -106,9 +117,13 @@ class Lake:
         self.follow()
 
     def erase(self, some: Sequence[Person]) -> dict[str, Any]:
-        return erase(self.settings, self.table, [person.key for person in some], kafka=False)
+        return self.erase_places(*(place_of(person.key) for person in some))
 
-    def left_of(self, some: Sequence[Person]) -> dict[str, list[str]]:
+    def erase_places(self, *places: tuple[bytes, bytes, bytes]) -> dict[str, Any]:
+        """Erase results of `place_of`."""
+        return erase(self.settings, self.table, in_places(places), kafka=False)
+
+    def left_of(self, some: Sequence[Valued]) -> dict[str, list[str]]:
         """The values of people that files of the lake or the cache have, with these files."""
         return values_left(self.folder, some)
 
@@ -124,11 +139,11 @@ class Lake:
         return sorted(map(str, view_rows([found])))
 
 
-def values_left(folder: Path, some: Sequence[Person]) -> dict[str, list[str]]:
+def values_left(folder: Path, some: Sequence[Valued]) -> dict[str, list[str]]:
     """The values of people that files below a folder have, with these files."""
     values = [value for person in some for value in person.values]
     return {value: files for value, files in found_in(texts_below(folder), values).items() if files}
 
 
-def all_values(some: Sequence[Person]) -> set[str]:
+def all_values(some: Sequence[Valued]) -> set[str]:
     return {value for person in some for value in person.values}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.erasure.people import Lake, people
+from tests.support.bytes_left import found_in, texts_below
 from tests.support.published import command
 from tests.support.settings import write_settings
 
@@ -42,14 +43,31 @@ def test_keys_of_all_forms(lake: Lake, tmp_path: Path) -> None:
     assert lake.left_of(everyone[:3]) == {}
 
 
+def test_rows_in_both_forms(lake: Lake, tmp_path: Path) -> None:
+    """A row of each of two people, by JSON, and by the key and position that the changes have."""
+    everyone = people(3)
+    lake.fill(everyone, everyone[:2])
+    position = everyone[1].write(1, 0)["position"]
+    answer = erase(
+        *("--key", json.dumps({"person": everyone[0].name, "n": 1})),
+        *("--key", f"0x{everyone[1].key.hex()}/0x{position.hex()}"),
+    )
+    assert answer.exit_code == 0, answer.output
+    assert (json.loads(answer.stdout)["partitions"], json.loads(answer.stdout)["rows"]) == (0, 2)
+    odd, even = ([person.texts[i] for person in everyone[:2] for i in range(first, 6, 2)] for first in (1, 0))
+    found = found_in(texts_below(tmp_path), odd + even)
+    assert [text for text in odd if found[text]] == []
+    assert all(found[text] for text in even)
+
+
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ('{"person": "a", "n": 1}', "only whole partitions are erased"),
-        ('{"n": 1}', "a key gives no serialised partition key"),
+        ('{"person": "a", "v": 1}', "a key gives no serialised key"),
+        ('{"n": 1}', "a key gives no serialised key"),
         ('{"person": 1}', "person"),
-        ("7", "a key gives no serialised partition key"),
-        ("person", "a key gives no serialised partition key"),
+        ("7", "a key gives no serialised key"),
+        ("person", "a key gives no serialised key"),
         ("0xgg", "hexadecimal"),
     ],
 )
@@ -60,4 +78,4 @@ def test_other_keys_are_refused(lake: Lake, key: str, message: str) -> None:
 
 
 def test_no_key_is_refused(lake: Lake) -> None:
-    assert "name the partitions" in erase().output
+    assert "name the partitions or rows" in erase().output

@@ -90,7 +90,7 @@ def test_live_rows_are_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.fill(everyone, everyone[:1])
     before = lake.shown()
-    with pytest.raises(WritetimeError, match="the partitions have 2 live rows in the lake"):
+    with pytest.raises(WritetimeError, match="what is to be erased has 2 live rows in the lake"):
         lake.erase(everyone[:2])
     assert lake.shown() == before
     assert lake.left_of(everyone).keys() == all_values(everyone)

@@ -18,6 +18,7 @@ from writetime.clients.kafka import beginning_offsets, end_offsets
 from writetime.core.config import Settings
 from writetime.core.errors import Transient
 from writetime.erasure.certificate import erase
+from writetime.erasure.places import in_places, place_of
 from writetime.lake import views
 from writetime.lake.table import LakeTable, open_table
 from writetime.landing.landing import Landing
@@ -62,11 +63,11 @@ def deleted(settings: Settings, name: str) -> tuple[TableSchema, LakeTable]:
 
 def test_records_are_deleted_and_do_not_come_back(settings: Settings) -> None:
     schema, table = deleted(settings, "erased")
-    key = writes()[0]["key"]
-    with pytest.raises(Transient, match="row events of the partitions are not published yet"):
-        erase(settings, table, [key], delete_records=True)
+    places = in_places([place_of(writes()[0]["key"])])
+    with pytest.raises(Transient, match="row events of what is to be erased are not published yet"):
+        erase(settings, table, places, delete_records=True)
     publish(settings, table)
-    certificate = erase(settings, table, [key], delete_records=True)
+    certificate = erase(settings, table, places, delete_records=True)
     topics = [changes_topic(schema.full_name), row_events_topic(schema.full_name)]
     assert [each["topic"] for each in certificate["topics"]] == topics
     assert {each["by"] for each in certificate["topics"]} == {"deletion of records"}
@@ -88,7 +89,7 @@ def test_records_are_deleted_and_do_not_come_back(settings: Settings) -> None:
 def test_retention_is_named(settings: Settings) -> None:
     schema, table = deleted(settings, "retained")
     publish(settings, table)
-    certificate = erase(settings, table, [writes()[0]["key"]])
+    certificate = erase(settings, table, in_places([place_of(writes()[0]["key"])]))
     changes, events = certificate["topics"]
     assert changes["topic"] == changes_topic(schema.full_name)
     assert {each["by"] for each in (changes, events)} == {"retention"}

@@ -1,6 +1,5 @@
 """The whole erasure, and its certificate: what was searched, what was removed, and what remains elsewhere."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -11,14 +10,15 @@ from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
 from writetime.erasure.erasing import (
     Erasing,
-    find_partitions,
     follow_events,
     follow_view,
     record,
     require_published,
     require_replicated,
 )
+from writetime.erasure.finding import find_places
 from writetime.erasure.topics import topics_of
+from writetime.files.key_ranges import KeyRanges
 from writetime.lake.erasures import folder_of, record_name
 from writetime.lake.table import LakeTable
 from writetime.lake.views import time_now
@@ -40,41 +40,43 @@ REMAINS = (
 
 
 def erase(
-    settings: Settings, table: LakeTable, keys: Sequence[bytes], *, kafka: bool = True, delete_records: bool = False
+    settings: Settings, table: LakeTable, ranges: KeyRanges, *, kafka: bool = True, delete_records: bool = False
 ) -> dict[str, Any]:
-    """Erase the partitions with these serialised keys; return the certificate, which is also in the lake. It is
-    repeated after a kill, or after any error.
+    """Erase partitions, or rows of them; return the certificate, which is also in the lake. It is repeated after a
+    kill, or after any error.
 
     Args:
         settings: of the installation.
         table: the table.
-        keys: the serialised partition keys.
+        ranges: whole partitions, and rows that begin with the same clustering values (`places`), in order.
         kafka: whether the table may have topics.
         delete_records: whether to delete all messages of the table's topics that have landed or were published.
 
     Raises:
-        WritetimeError: a partition has live rows, or the table has a form that is not erased. Nothing was done.
+        WritetimeError: live rows are among them, a deletion of a range needs their clustering values, or the table has
+            a form that is not erased. Nothing was done.
         Transient: another program has to do something first: run this again.
     """
     _require_reachable(settings, table)
     if kafka:
         # Before anything is done.
         topic_names(settings)
-    partitions = find_partitions(table, keys)
+    places = find_places(table, ranges)
     # All that follow the changes must get the deletions before these are erased, too.
     require_replicated(table, table.changes.load().version)
     follow_view(settings, table)
     follow_events(table)
-    require_published(table, partitions)
-    number = record(table, partitions)
-    erasing = Erasing(settings, table, partitions)
+    require_published(table, places)
+    number = record(table, places)
+    erasing = Erasing(settings, table, places)
     erasing.run()
     folder = folder_of(table)
     certificate = {
         "table": table.name,
         "erasure": number,
         "record": f"{folder.address}/{record_name(number)}",
-        "partitions": len(partitions.keys),
+        "partitions": int(places.are_whole.sum()),
+        "rows": int((~places.are_whole).sum()),
         "erased_at": instant_text(time_now()),
         "done": {name: dict(counts) for name, counts in erasing.done.items()},
         "topics": topics_of(settings, table, delete_records=delete_records) if kafka else [],

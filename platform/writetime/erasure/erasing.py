@@ -1,22 +1,20 @@
-"""Erases partitions of a table from the lake, while other programs work on it.
+"""Erases places of a table, which are partitions or rows of them, from the lake, while other programs work on it.
 
-(1) View and row events follow all changes. Partitions with live rows are refused. (2) The erasure is recorded
-(`lake.erasures`): from now on, nothing older than it is added. (3) The files with the partitions are written again
+(1) View and row events follow all changes. Places with live rows are refused (`finding`). (2) The erasure is recorded
+(`lake.erasures`): from now on, nothing older than it is added. (3) The files with rows of the places are written again
 without them, in one commit per part, with the number of this run: first changes, then state, view and row events, each
 of which is made from those before it. A commit that was made from an earlier version conflicts. This is repeated until
-nothing is found. (4) The logs from before these commits are deleted, and then the files with the partitions that were
-there before these commits. No later commit can name one of those.
+nothing is found. (4) The logs from before these commits are deleted, and then the files with rows of the places that
+were there before these commits. No later commit can name one of those.
 
-Each step finds what is left to do, so a run that was killed is repeated from the start. A partition is erased up to the
-newest write that the lake has of it, which is its deletion: what is older no longer exists in the database either, and
-what is newer is new data.
+Each step finds what is left to do, so a run that was killed is repeated from the start.
 """
 
 import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,14 +24,13 @@ import orjson
 import pyarrow as pa
 from pyarrow import fs
 
-from writetime.core.arrow import decoded, mask_of, one_chunk, pc
+from writetime.core.arrow import mask_of, one_chunk, pc
 from writetime.core.config import Settings
-from writetime.core.counts import pluralize
 from writetime.core.errors import Transient, WritetimeError
 from writetime.core.instants import instant_text
 from writetime.core.waiting import wait_until
 from writetime.delta.bucketed_table import ATTEMPTS, ERASED, BucketedTable, Conflict
-from writetime.delta.buckets import ALL, buckets_of
+from writetime.delta.buckets import ALL
 from writetime.delta.commits import put_new
 from writetime.delta.parquet import COLD_LAYOUT, HOT_LAYOUT, PARTITION, Layout, Unreadable, WrittenFile, read_file
 from writetime.delta.storage import Storage
@@ -42,7 +39,6 @@ from writetime.delta.table_changes import TableChange
 from writetime.delta.versions import DataFile, TableVersion
 from writetime.erasure.files import (
     Cut,
-    Partitions,
     count_erased,
     erased_events,
     live_in_view,
@@ -50,30 +46,26 @@ from writetime.erasure.files import (
     of_events,
     of_view,
     prefix_of,
+    require_no_bound,
     rewritten,
 )
-from writetime.files.key_ranges import in_order, only_at
+from writetime.erasure.places import ErasedPlaces
 from writetime.iceberg.metadata_files import FOLDER as ICEBERG_FOLDER
 from writetime.lake import state
-from writetime.lake.bucket_contents import DROPPED, StateFiles, combined, is_dropped
+from writetime.lake.bucket_contents import DROPPED, is_dropped
 from writetime.lake.earlier import earlier_generations, kept_files, replace_files
-from writetime.lake.erasures import folder_of, hashes, newer, numbers_of, read_record, record_name
-from writetime.lake.history import without_later_drops
+from writetime.lake.erasures import all_erasures, folder_of, numbers_of, read_record, record_name
 from writetime.lake.projection import ROW_EVENTS, VIEW, positions
 from writetime.lake.replica_positions import replica_positions
 from writetime.lake.retention import needed_changes
-from writetime.lake.state import BASE, PACKED, erased_of, folded_commit, is_merged, pending
+from writetime.lake.state import BASE, PACKED, erased_of, folded_commit, is_merged
 from writetime.lake.table import LakeTable, find_version
 from writetime.lake.view_retention import delete_files
 from writetime.lake.views import time_now
-from writetime.merge import live_rows, merge
 from writetime.row_events.events import event_schema
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.stream import extend
 from writetime.row_events.stream_files import batch_files
-from writetime.row_events.write_times import latest_writes
-from writetime.schema.table import TableSchema
-from writetime.storage.kernel.primitives import tokens
 from writetime.view.expected_rows import check_of
 from writetime.view.placed_rows import PREFIX, is_placed
 from writetime.view.refreshing import refresh
@@ -96,12 +88,12 @@ class _Cut:
 
 
 class Erasing:
-    """The erasure of some partitions of a table, and what it has done."""
+    """The erasure of some places of a table, and what it has done."""
 
-    def __init__(self, settings: Settings, table: LakeTable, partitions: Partitions) -> None:
+    def __init__(self, settings: Settings, table: LakeTable, places: ErasedPlaces) -> None:
         self._settings = settings
         self.table = table
-        self.partitions = partitions
+        self.places = places
         self.done: dict[str, Counter[str]] = {}
         # Larger than those of all parts, so that each run ends all work that began before it.
         self._number = max(erased_of(part.load()) for part in self._parts) + 1
@@ -110,12 +102,12 @@ class Erasing:
         self._found: dict[str, list[fs.FileInfo]] = {}
         # Those that its commits have removed.
         self._removed: dict[str, set[str]] = defaultdict(set)
-        # By part, the first version that is known to have nothing of the partitions.
+        # By part, the first version that is known to have nothing of the places.
         self._clean: dict[str, int] = {}
         self._view_is_whole = False
 
     def run(self) -> None:
-        """Erase the partitions from the lake. Raise a `Transient` if another program must do something first: run this
+        """Erase the places from the lake. Raise a `Transient` if another program must do something first: run this
         again.
         """
         require_right_clock(self.table.changes.storage)
@@ -136,7 +128,7 @@ class Erasing:
         for part in self._parts:
             self._unnamed(part)
         self._plans()
-        self._counted("cache")["decoded files deleted"] += self.table.cache.forget(self.partitions.tokens.tolist())
+        self._counted("cache")["decoded files deleted"] += self.table.cache.forget(self.places.tokens.tolist())
 
     @property
     def _parts(self) -> list[BucketedTable]:
@@ -152,7 +144,7 @@ class Erasing:
     def _changes(self) -> None:
         """Erase from the changes."""
         table = self.table
-        cut = of_changes(self.partitions, table.whole_schema(table.changes.load()))
+        cut = of_changes(self.places, table.whole_schema(table.changes.load()))
 
         def made(now: TableVersion) -> _Cut:
             readers = _readers(table, now)
@@ -168,7 +160,7 @@ class Erasing:
         """Erase from the state, after it has folded all changes."""
         table = self.table
         _until_done(lambda: state.fold(table))
-        cut = of_changes(self.partitions, table.whole_schema(table.changes.load()))
+        cut = of_changes(self.places, table.whole_schema(table.changes.load()))
 
         def made(now: TableVersion) -> _Cut:
             return self._cut(
@@ -194,26 +186,26 @@ class Erasing:
                 self._refresh(whole=True)
                 self._view_is_whole = True
                 raise table.view.conflict()
-            cut = of_view(self.partitions, table.view.storage)
+            cut = of_view(self.places, table.view.storage)
             return self._cut(table.view, placed, cut, lambda _: (PREFIX, COLD_LAYOUT))
 
         self._committed(table.view, made, lambda now, change, also: VIEW.commit(table, now, change, also=also))
 
     def _is_live_in(self, file: DataFile) -> bool:
-        return live_in_view(self.partitions, self.table.view.storage, file)
+        return live_in_view(self.places, self.table.view.storage, file)
 
     def _refresh(self, *, whole: bool = False) -> None:
         follow_view(self._settings, self.table, whole=whole)
 
     def _events(self) -> None:
-        """Let the row events follow, and take the values from those of the partitions."""
+        """Let the row events follow, and take the values from those of the places."""
         table = self.table
         follow_events(table)
         if not table.row_events.exists():
             return
 
         def made(now: TableVersion) -> _Cut:
-            cut = of_events(self.partitions)
+            cut = of_events(self.places)
             return self._cut(table.row_events, now.files, cut, lambda file: (prefix_of(file.path, 2), COLD_LAYOUT))
 
         self._committed(
@@ -255,7 +247,7 @@ class Erasing:
     def _cut(
         self, part: BucketedTable, files: Sequence[DataFile], cut: Cut, named: Callable[[DataFile], tuple[str, Layout]]
     ) -> _Cut:
-        """Write files again without the partitions."""
+        """Write files again without the places."""
         removed: list[DataFile] = []
         written: list[WrittenFile] = []
         count = 0
@@ -269,14 +261,14 @@ class Erasing:
         return _Cut(TableChange(removed, written, is_new_data=False), count)
 
     def _with_partitions(self, part: BucketedTable, files: Sequence[DataFile]) -> list[DataFile]:
-        """Return those of some files that may have rows of the partitions, by bucket, statistics and keys."""
-        owners = self.partitions.buckets(self.table.buckets)
+        """Return those of some files that have rows of the places, by bucket, statistics, keys and positions."""
+        owners = self.places.buckets(self.table.buckets)
         own = [file for file in files if file.bucket in owners]
         self._counted(part)["files searched"] += len(own)
-        return [file for file in own if self.partitions.may_be_in(part.storage, file.path)]
+        return [file for file in own if self.places.may_be_in(part.storage, file.path)]
 
     def _logs(self) -> None:
-        """Delete the logs from before the erasure, which have tokens of the partitions."""
+        """Delete the logs from before the erasure, which have tokens and keys of the places."""
         table = self.table
         changes, merged = self._clean["changes"], self._clean["state"]
         require_replicated(table, changes)
@@ -304,8 +296,9 @@ class Erasing:
         table = self.table
 
         def cut(rows: pa.Table, _file: DataFile) -> tuple[pa.Table, int]:
-            erased = self.partitions.are_keys_of(one_chunk(rows["key"]))
-            return rows.filter(pc.invert(erased)), pc.sum(erased).as_py() or 0
+            require_no_bound(self.places, rows, table.name)
+            erased = self.places.index(rows) >= 0
+            return rows.filter(pa.array(~erased)), int(erased.sum())
 
         for number, generation in earlier_generations(table, table.changes.load()).items():
             there = [file for file in generation.files if self._exists(table.changes.storage, file.path)]
@@ -322,8 +315,8 @@ class Erasing:
         return storage.filesystem().get_file_info(path).is_file
 
     def _unnamed(self, part: BucketedTable) -> None:
-        """Delete the files with the partitions that no version names any more, or none ever named."""
-        owners = {f"{PARTITION}={bucket}" for bucket in self.partitions.buckets(self.table.buckets)}
+        """Delete the files with rows of the places that no version names any more, or none ever named."""
+        owners = {f"{PARTITION}={bucket}" for bucket in self.places.buckets(self.table.buckets)}
         kept = kept_files(self.table, math.inf) if part is self.table.changes else set[str]()
         named = part.load().by_path.keys() | kept
         gone = list(self._removed[_name(part)])
@@ -348,8 +341,8 @@ class Erasing:
         cuts = {"view": partial(of_view, storage=storage), "row_events": of_events}
         cut = cuts.get(_name(part), partial(of_changes, schema=table.whole_schema(table.changes.load())))
         try:
-            is_in = self.partitions.may_be_in(storage, info.path)
-            return is_in and count_erased(storage, file, cut(self.partitions)) > 0
+            is_in = self.places.may_be_in(storage, info.path)
+            return is_in and count_erased(storage, file, cut(self.places)) > 0
         except FileNotFoundError:
             return False
         except Transient:
@@ -359,7 +352,7 @@ class Erasing:
             return True
 
     def _plans(self) -> None:
-        """Delete the plans of an undo that have cells of the partitions."""
+        """Delete the plans of an undo that have cells of the places."""
         filesystem, folders = self.table.storage.filesystem(), set[str]()
         for info in filesystem.get_file_info(fs.FileSelector("undo", allow_not_found=True, recursive=True)):
             folder = info.path.rpartition("/")[0]
@@ -371,7 +364,7 @@ class Erasing:
 
     def _is_of_plan(self, path: str) -> bool:
         try:
-            return self.partitions.may_be_in(self.table.storage, path)
+            return self.places.may_be_in(self.table.storage, path)
         except Unreadable:
             return True
 
@@ -420,73 +413,13 @@ def _prefix(file: DataFile, readers: Sequence[TableVersion], now: TableVersion) 
     return f"{PACKED}{first.version}-"
 
 
-def find_partitions(table: LakeTable, keys: Sequence[bytes]) -> Partitions:
-    """Return the partitions with these serialised keys. Each is erased up to the newest write that the lake has of it,
-    or else up to an earlier erasure of it, or up to now.
-
-    Raises:
-        WritetimeError: a partition has live rows.
-    """
-    unique = pa.array(sorted(set(keys)), pa.binary())
-    ends = (pa.repeat(pa.scalar(end, pa.binary()), len(unique)) for end in (b"", b"\xff"))
-    places = in_order(tokens(unique).to_numpy(), unique, *ends)
-    merged, changes = table.state.load(), table.changes.load()
-    # With the deletions that it has dropped.
-    contents = StateFiles(table, merged, since=1).all_contents(pending(table, changes, merged))
-    owners = np.unique(buckets_of(pa.array(places.tokens), table.buckets)).tolist()
-    held = [contents[bucket] for bucket in owners if bucket in contents]
-    schema = table.schema(changes)
-    # Cells of columns that were dropped count, too.
-    whole = without_later_drops(table.whole_schema(changes), -1)
-    found = []
-    for each in (schema, whole):
-        rows = combined(held).merged(each, places) if held else merge([], each)
-        found.append(only_at(rows, places))
-    until = _recorded(table, places.keys.to_pylist())
-    live = live_rows(_without(found[0], schema, until), schema, time_now() // 1_000_000)
-    if live.num_rows:
-        raise WritetimeError(
-            f"{table.name}: the partitions have {pluralize(live.num_rows, 'live row')} in the lake. Only data that the "
-            "database no longer has is erased: delete the partitions there, by DELETE FROM .. WHERE <partition key>, "
-            "and run this again when the deletions have landed"
-        )
-    index = pc.index_in(decoded(one_chunk(found[1]["key"])), value_set=places.keys)
-    newest = np.full(len(places.keys), _NONE)
-    np.maximum.at(newest, index.to_numpy(), latest_writes(found[1], whole))
-    for key, at in zip(places.keys.to_pylist(), newest.tolist(), strict=True):
-        if at > _NONE:
-            until[key] = max(at, until.get(key, at))
-        elif key not in until:
-            until[key] = time_now()
-    return Partitions(places.tokens, places.keys, until)
-
-
-def _without(merged: pa.Table, schema: TableSchema, until: Mapping[bytes, int]) -> pa.Table:
-    """Return merged entries without what earlier erasures left out, as a copy of the lake may have it again. Landing
-    leaves out the deletion, too.
-    """
-    keys = decoded(one_chunk(merged["key"]))
-    erased = pa.array(list(until), pa.binary())
-    left = [newer(merged.filter(pc.equal(keys, pa.scalar(key, pa.binary()))), schema, at) for key, at in until.items()]
-    return pa.concat_tables([merged.filter(pc.invert(pc.is_in(keys, value_set=erased))), *left])
-
-
-def _recorded(table: LakeTable, keys: Sequence[bytes]) -> dict[bytes, int]:
-    """Return the write times up to which earlier erasures have erased partitions, by their keys."""
-    folder, hashed = folder_of(table), hashes(table)
-    recorded: dict[str, int] = {}
-    for number in numbers_of(folder):
-        for each, until in read_record(folder, number).items():
-            recorded[each] = max(until, recorded.get(each, until))
-    return {key: recorded[name] for key in keys if (name := hashed.hash_of(key)) in recorded}
-
-
-def record(table: LakeTable, partitions: Partitions) -> int:
+def record(table: LakeTable, places: ErasedPlaces) -> int:
     """Record an erasure, unless the same one is recorded; return its number. Raise `Conflict` if another one is
     recorded at the same time: run this again.
     """
-    folder, hashed = folder_of(table), hashes(table)
-    until = {hashed.hash_of(key): at for key, at in partitions.until.items()}
+    folder, known_names = folder_of(table), all_erasures(table)
+    ranges = zip(places.ranges.keys.to_pylist(), places.ranges.first.to_pylist(), places.until.tolist(), strict=True)
+    until = {known_names.name_of(key, first): at for key, first, at in ranges}
     known = numbers_of(folder)
     for number in reversed(known):
         if read_record(folder, number) == until:
@@ -511,8 +444,8 @@ def require_replicated(table: LakeTable, version: int) -> None:
         )
 
 
-def require_published(table: LakeTable, partitions: Partitions) -> None:
-    """Raise a `Transient` if an event of the partitions is not published yet, and others of the table are: consumers
+def require_published(table: LakeTable, places: ErasedPlaces) -> None:
+    """Raise a `Transient` if an event of the places is not published yet, and others of the table are: consumers
     must get the deletion of their rows.
     """
     stream = table.row_events.find()
@@ -521,11 +454,11 @@ def require_published(table: LakeTable, partitions: Partitions) -> None:
         return
     schema, storage = event_schema(table.schema()), table.row_events.storage
     for last, file in batch_files(stream):
-        if last > published and partitions.may_be_in(storage, file.path):
+        if last > published and places.may_be_in(storage, file.path):
             events = read_file(storage, file.path, schema)
-            waiting = erased_events(partitions, events)
+            waiting = erased_events(places, events)
             if mask_of(pc.and_(waiting, pc.greater(one_chunk(events["sequence"]), published))).any():
                 raise Transient(
-                    f"{table.name}: row events of the partitions are not published yet, or the lake does not know it "
-                    f"yet (this takes a minute): run `writetime publish {table.name}`, and this again"
+                    f"{table.name}: row events of what is to be erased are not published yet, or the lake does not "
+                    f"know it yet (this takes a minute): run `writetime publish {table.name}`, and this again"
                 )

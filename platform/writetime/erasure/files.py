@@ -1,34 +1,24 @@
-"""Finds the rows of erased partitions in files of the lake, and writes the files again without them.
+"""Finds the rows of erased places in files of the lake, and writes the files again without them.
 
 Files are sorted by token, and have the tokens of each row group in their footers. So a file without the partitions
-costs its footer, and only the keys of the row groups that may have them are read.
+costs its footer, and only the keys and positions of the row groups that may have them are read.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from writetime.changes.model import change_schema
-from writetime.core.arrow import decoded, mask_of, one_chunk, pc
-from writetime.delta.buckets import ALL, buckets_of
+from writetime.core.arrow import decoded, one_chunk, pc, take
+from writetime.core.errors import WritetimeError
 from writetime.delta.deletion_vectors import read_vector
-from writetime.delta.parquet import (
-    PLACE,
-    Layout,
-    WrittenFile,
-    conform,
-    open_file,
-    sort,
-    without_empty,
-    write_file,
-)
+from writetime.delta.parquet import PLACE, Layout, WrittenFile, conform, open_file, sort, without_empty, write_file
 from writetime.delta.storage import Storage
 from writetime.delta.versions import DataFile
-from writetime.lake.erasures import newer
+from writetime.erasure.places import ErasedPlaces
+from writetime.lake.erasures import parts_after
 from writetime.row_events.events import ERASE
 from writetime.schema.table import TableSchema
 
@@ -39,58 +29,17 @@ Cut = Callable[[pa.Table, DataFile], tuple[pa.Table, int]]
 _LEFT_OF_EVENT = ("event_id", "kind", "sequence", "generation", "as_of")
 
 
-@dataclass(frozen=True)
-class Partitions:
-    """Partitions by their tokens and serialised keys, in any order, and the write time (microseconds) up to which each
-    is erased.
+def of_changes(places: ErasedPlaces, schema: TableSchema) -> Cut:
+    """Return what leaves changes, or a level of the state, as they are: parts that are not newer than the erasure. The
+    cut raises `require_no_bound`'s error.
     """
 
-    tokens: np.ndarray
-    keys: pa.Array
-    until: Mapping[bytes, int]
-
-    def buckets(self, buckets: int) -> set[int]:
-        """Return the buckets of files that may have them."""
-        return {ALL, *np.unique(buckets_of(pa.array(self.tokens), buckets)).tolist()}
-
-    def are_keys_of(self, keys: pa.Array) -> pa.Array:
-        """Return which keys are those of the partitions; a null is not."""
-        return pc.is_in(decoded(keys), value_set=self.keys)
-
-    def may_be_in(self, storage: Storage, path: str) -> bool:
-        """Return whether a file has rows of them: of changes, of the state, events, or rows of a view with places."""
-        with open_file(storage, path) as file:
-            within = f"{PLACE}." if PLACE in file.schema_arrow.names else ""
-            groups = self._groups(file, f"{within}token")
-            if not groups:
-                return False
-            found = one_chunk(file.read_row_groups(groups, [f"{within}key"]).column(0))
-            return pc.any(self.are_keys_of(found.field("key") if within else found)).as_py() or False
-
-    def _groups(self, file: pq.ParquetFile, token: str) -> list[int]:
-        """Return the row groups that may have a token of them, by their statistics."""
-        paths = [file.schema.column(i).path for i in range(len(file.schema))]
-        if token not in paths:
-            return list(range(file.num_row_groups))
-        found = []
-        for group in range(file.num_row_groups):
-            ends = file.metadata.row_group(group).column(paths.index(token)).statistics
-            if ends is None or not ends.has_min_max or ((self.tokens >= ends.min) & (self.tokens <= ends.max)).any():
-                found.append(group)
-        return found
-
-
-def of_changes(partitions: Partitions, schema: TableSchema) -> Cut:
-    """Return what leaves changes, or a level of the state, as they are: parts that are not newer than the erasure."""
-
     def cut(rows: pa.Table, _file: DataFile) -> tuple[pa.Table, int]:
-        erased = partitions.are_keys_of(_keys(rows))
-        own = rows.filter(erased)
-        keys = _keys(own)
-        left = [
-            newer(own.filter(pc.equal(keys, key)), schema, partitions.until[key.as_py()]) for key in pc.unique(keys)
-        ]
-        rest = rows.filter(pc.invert(erased))
+        require_no_bound(places, rows, schema.full_name)
+        index = places.index(rows)
+        erased = pa.array(index >= 0)
+        own, rest = rows.filter(erased), rows.filter(pc.invert(erased))
+        left = parts_after(own, schema, pa.array(places.until[index[index >= 0]]))
         if not sum(map(len, left)):
             return rest, len(own)
         full = change_schema(schema)
@@ -99,11 +48,23 @@ def of_changes(partitions: Partitions, schema: TableSchema) -> Cut:
     return cut
 
 
-def of_view(partitions: Partitions, storage: Storage) -> Cut:
-    """Return what leaves a file of the view: the rows of the partitions, and all that are marked as removed."""
+def require_no_bound(places: ErasedPlaces, rows: pa.Table, name: str) -> None:
+    """Raise a `WritetimeError` if a deletion of a range also covers other rows, and has the clustering values of erased
+    ones in a bound: the table needs it, and no other bound means the same.
+    """
+    if places.is_bound_in(rows):
+        raise WritetimeError(
+            f"{name}: a deletion of a range begins or ends at rows that are to be erased, and covers others, so it "
+            "stays, with the clustering values of its bounds: erase the partition, or name fewer clustering columns, "
+            "so that the range is within"
+        )
+
+
+def of_view(places: ErasedPlaces, storage: Storage) -> Cut:
+    """Return what leaves a file of the view: the rows at the places, and all that are marked as removed."""
 
     def cut(rows: pa.Table, file: DataFile) -> tuple[pa.Table, int]:
-        erased = np.array(mask_of(partitions.are_keys_of(one_chunk(rows[PLACE]).field("key"))))
+        erased = places.index(pa.Table.from_struct_array(one_chunk(rows[PLACE]))) >= 0
         count = int(erased.sum())
         erased[read_vector(storage, file.vector).to_array()] = True
         return rows.filter(pa.array(~erased)), count
@@ -111,11 +72,11 @@ def of_view(partitions: Partitions, storage: Storage) -> Cut:
     return cut
 
 
-def of_events(partitions: Partitions) -> Cut:
+def of_events(places: ErasedPlaces) -> Cut:
     """Return what becomes of row events: an event of an erased row keeps its place in the stream, without values."""
 
     def cut(rows: pa.Table, _file: DataFile) -> tuple[pa.Table, int]:
-        erased = erased_events(partitions, rows)
+        erased = erased_events(places, rows)
         columns = {
             name: one_chunk(rows[name])
             if name in _LEFT_OF_EVENT
@@ -129,22 +90,22 @@ def of_events(partitions: Partitions) -> Cut:
     return cut
 
 
-def erased_events(partitions: Partitions, events: pa.Table) -> pa.Array:
-    """Return which events are of the partitions, and not of writes after the erasure."""
-    index = pc.index_in(_keys(events), value_set=partitions.keys)
-    until = pa.array([partitions.until[key] for key in partitions.keys.to_pylist()], pa.int64()).take(index)
+def erased_events(places: ErasedPlaces, events: pa.Table) -> pa.Array:
+    """Return which events are of the places, and not of writes after the erasure."""
+    index = places.index(events)
+    is_in = pa.array(index >= 0)
     if "write_time" not in events.column_names:
         # Events of earlier releases.
-        return index.is_valid()
-    is_old = pc.less_equal(one_chunk(events["write_time"]), until)
-    return pc.and_(index.is_valid(), is_old.fill_null(True))
+        return is_in
+    is_old = pc.less_equal(one_chunk(events["write_time"]), take(pa.array(places.events_until), index))
+    return pc.and_(is_in, is_old.fill_null(True))
 
 
-def live_in_view(partitions: Partitions, storage: Storage, file: DataFile) -> bool:
-    """Return whether a file of the view has rows of the partitions that are not marked as removed."""
+def live_in_view(places: ErasedPlaces, storage: Storage, file: DataFile) -> bool:
+    """Return whether a file of the view has rows of the places that are not marked as removed."""
     with open_file(storage, file.path) as opened:
-        keys = one_chunk(opened.read([f"{PLACE}.key"]).column(0)).field("key")
-    found = np.flatnonzero(mask_of(partitions.are_keys_of(keys)))
+        rows = opened.read([f"{PLACE}.key", f"{PLACE}.position"])
+    found = np.flatnonzero(places.index(pa.Table.from_struct_array(one_chunk(rows[PLACE]))) >= 0)
     return any(row not in read_vector(storage, file.vector) for row in found.tolist())
 
 
@@ -178,7 +139,3 @@ def _read(storage: Storage, file: DataFile) -> pa.Table:
 def prefix_of(path: str, parts: int) -> str:
     """Return the beginning of a file's name: some parts, each with a hyphen behind it."""
     return "".join(f"{part}-" for part in PurePosixPath(path).name.split("-")[:parts])
-
-
-def _keys(rows: pa.Table) -> pa.Array:
-    return decoded(one_chunk(rows["key"]))

@@ -2,7 +2,7 @@
 `changed_rows` computes.
 
 - `event_id`: see `ids`
-- `kind`: CREATE, UPDATE or DELETE, or ERASE instead of any of them after the erasure of the row's partition. Then the
+- `kind`: CREATE, UPDATE or DELETE, or ERASE instead of any of them after the erasure of the row. Then the
   fields from `token` on are null. It stays at its place in the stream, because positions count events.
 - `sequence`: the batch, counted from 1. A row has at most one event in a batch, so its events are in this order.
 - `generation`: the time at which the stream began, or was rebuilt from the state, in seconds since 1970. A consumer
