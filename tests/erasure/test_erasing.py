@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from tests.erasure.people import Lake, Person, all_values, people
 from tests.support.iceberg_tables import published
@@ -16,6 +17,7 @@ from tests.support.lake_answers import view_rows
 from writetime.changes.starts import Start, Truncation
 from writetime.core.errors import WritetimeError
 from writetime.files.cache import Cache
+from writetime.iceberg.catalogs import NAME
 from writetime.lake import state, views
 from writetime.lake.generation import renew
 from writetime.row_events.publish import PUBLISHED
@@ -61,6 +63,22 @@ def test_iceberg_tables_begin_again(tmp_path: Path) -> None:
     lake.add([others[0].write(0, 5_000)])
     lake.follow()
     assert published(lake.table.view.storage.address).scan().to_arrow().num_rows == found.num_rows
+
+
+def test_iceberg_tables_in_a_catalog(tmp_path: Path) -> None:
+    """The catalog has the new tables, and no file or row of its database has a value."""
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    lake, gone, others = filled(tmp_path, iceberg=True, iceberg_catalog=properties)
+    catalog = load_catalog(NAME, **properties)
+    before = catalog.load_table("shop.people").metadata.table_uuid
+    certificate = lake.erase(gone)
+    assert is_erased(lake, gone, others)
+    opened = catalog.load_table("shop.people")
+    assert opened.metadata.table_uuid != before
+    assert set(opened.scan().to_arrow()["person"].to_pylist()) == {person.name for person in others}
+    listed = {each["catalog"]: each["table_uuid"] for each in certificate["iceberg"]}
+    assert listed.keys() == {"shop.people", "shop.people_row_events"}
+    assert listed["shop.people"] == str(opened.metadata.table_uuid)
 
 
 def test_generations_plans_and_decoded_files(tmp_path: Path) -> None:

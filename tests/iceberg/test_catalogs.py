@@ -217,6 +217,33 @@ def test_a_table_that_begins_again_replaces_the_other(
     assert ids(catalog) == []
 
 
+def test_a_table_whose_files_were_erased(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
+    """No metadata of the table before is left, neither ours nor the catalog's, and the next snapshot follows."""
+    table = MirroredTable.at(tmp_path)
+    first = entered(table, properties)
+    for _ in range(3):
+        table.commit(removes=1)
+        first.publish()
+        first.register()
+    before = catalog.load_table(ITEMS).metadata
+    begun = entered(table, properties).begin_again()
+    found = catalog.load_table(ITEMS).metadata
+    assert begun == {"location": found.location, "table_uuid": str(found.table_uuid), "catalog": "shop.items"}
+    assert found.table_uuid != before.table_uuid
+    assert len(found.snapshots) == 1
+    assert ids(catalog) == table.wanted()
+    lists = {each.manifest_list.rpartition("/")[2] for each in before.snapshots}
+    for path in Path(table.storage.address, "metadata").iterdir():
+        assert str(before.table_uuid).encode() not in path.read_bytes()
+        assert path.name not in lists
+    # A program that has followed the table before.
+    table.commit()
+    first.publish()
+    first.register()
+    assert ids(catalog) == table.wanted()
+    assert len(catalog.load_table(ITEMS).metadata.snapshots) == 2
+
+
 def test_a_sql_catalog_follows_metadata_that_was_deleted(tmp_path: Path) -> None:
     """Its versions have the first numbers again."""
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}

@@ -6,7 +6,6 @@ import orjson
 
 from writetime.clients.kafka import topic_names
 from writetime.core.config import Settings
-from writetime.core.errors import WritetimeError
 from writetime.core.instants import instant_text
 from writetime.erasure.erasing import (
     Erasing,
@@ -34,6 +33,7 @@ REMAINS = (
     "logs, alerts, reports of errors, and the storage of Dagster, which may quote values",
     "files of tasks that other programs ran meanwhile and that failed: `writetime maintain` deletes them after "
     "lake.vacuum_hours, and this command, run again, at once",
+    "what an Iceberg catalog keeps of its tables from before: names of files and counts, but no values",
     "the ids of erased row events, which show to someone with a key that its rows had events",
 )
 """What this does not reach."""
@@ -53,11 +53,10 @@ def erase(
         delete_records: whether to delete all messages of the table's topics that have landed or were published.
 
     Raises:
-        WritetimeError: live rows are among them, a deletion of a range needs their clustering values, or the table has
-            a form that is not erased. Nothing was done.
+        WritetimeError: live rows are among them, or a deletion of a range needs their clustering values. Nothing was
+            done.
         Transient: another program has to do something first: run this again.
     """
-    _require_reachable(settings, table)
     if kafka:
         # Before anything is done.
         topic_names(settings)
@@ -79,17 +78,10 @@ def erase(
         "rows": int((~places.are_whole).sum()),
         "erased_at": instant_text(time_now()),
         "done": {name: dict(counts) for name, counts in erasing.done.items()},
+        "iceberg": erasing.iceberg,
         "topics": topics_of(settings, table, delete_records=delete_records) if kafka else [],
         "remains": REMAINS,
     }
     with folder.writing(f"{number:08}.certificate.json") as file:
         file.write(orjson.dumps(certificate, option=orjson.OPT_INDENT_2))
     return certificate
-
-
-def _require_reachable(settings: Settings, table: LakeTable) -> None:
-    if settings.lake.iceberg_catalog:
-        raise WritetimeError(
-            f"{table.name}: a catalog has its Iceberg tables (lake.iceberg_catalog), and keeps metadata with values of "
-            "rows, which Writetime cannot delete: drop the tables there, remove the setting, and run this again"
-        )

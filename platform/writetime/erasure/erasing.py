@@ -95,6 +95,7 @@ class Erasing:
         self.table = table
         self.places = places
         self.done: dict[str, Counter[str]] = {}
+        self.iceberg: list[dict[str, str]] = []
         # Larger than those of all parts, so that each run ends all work that began before it.
         self._number = max(erased_of(part.load()) for part in self._parts) + 1
         # The parts that have the number, and the files from before that, which no commit can add any more.
@@ -121,8 +122,8 @@ class Erasing:
                 break
         else:
             raise self.table.changes.conflict()
-        for iceberg in self.table.iceberg.values():
-            iceberg.begin_again()
+        begun = [iceberg.begin_again() for iceberg in self.table.iceberg.values()]
+        self.iceberg = [table for table in begun if table]
         self._logs()
         self._earlier()
         for part in self._parts:

@@ -11,7 +11,7 @@ longer after a commit has removed them.
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ KEPT_SECONDS = 2700
 EARLIER_VERSIONS = 32
 """The number of earlier versions of the metadata that are kept."""
 _RETRY_SECONDS = 60.0
+# How the names of metadata end, also of that of a catalog.
+_METADATA = ".metadata.json"
 _PROPERTIES = {
     # Delta's vacuum deletes the data files, and no program that expires snapshots of Iceberg.
     "gc.enabled": "false",
@@ -187,20 +189,39 @@ class IcebergTable:
         metadata_files.delete(self._delta.storage, old)
         return old
 
-    def begin_again(self) -> None:
-        """Publish the newest version as the only snapshot of a new table, and delete all other metadata, which has
-        values of files that are gone. Raise as `publish`.
+    def begin_again(self) -> dict[str, str] | None:
+        """Publish the newest version as the only snapshot of a new table, let the catalog have this one instead, and
+        delete all other metadata, which has values or names of files that are gone. Return the location and the id of
+        the new table, and its name in the catalog, if it is in one; None if there is no table yet.
+
+        Raises:
+            WritetimeError, OSError: as `publish` and `register`. Then the other metadata is still there.
         """
         storage = self._delta.storage
-        found = storage.filesystem().get_file_info(fs.FileSelector(metadata_files.FOLDER, allow_not_found=True))
-        if (before := self._load()) is None:
-            return
-        # Of another location, whose metadata is not continued, but with the next number.
-        self._state = replace(before, metadata=before.metadata | {"location": ""}, mirrored=None)
-        self.publish()
-        needed = self._needed(self._state)
-        own = [info.path for info in found if info.is_file and metadata_files.is_own(info.base_name)]
-        metadata_files.delete(storage, [path for path in own if path not in needed])
+        for _ in range(ATTEMPTS):
+            # Before the new table, so that it names none of these files.
+            found = storage.filesystem().get_file_info(fs.FileSelector(metadata_files.FOLDER, allow_not_found=True))
+            if (before := self._load()) is None:
+                return None
+            # Of another location, whose metadata is not continued, but with the next number.
+            self._state = replace(before, metadata=before.metadata | {"location": ""}, mirrored=None)
+            self.publish()
+            # Another program may have continued the table.
+            if self._state.metadata["table-uuid"] != before.metadata.get("table-uuid"):
+                return self._replace_others(self._state.metadata, found)
+        raise self._delta.conflict()
+
+    def _replace_others(self, begun: Mapping[str, Any], found: Iterable[fs.FileInfo]) -> dict[str, str]:
+        """Let the catalog have a table that has begun again, and delete the metadata of the one before, which is among
+        some files.
+        """
+        self.register()
+        name = self.registered_name()
+        # What a catalog has written for the table that it no longer has is left in the folder.
+        gone = [i for i in found if metadata_files.is_own(i.base_name) or (name and i.base_name.endswith(_METADATA))]
+        metadata_files.delete(self._delta.storage, [info.path for info in gone if info.is_file])
+        described = {"location": begun["location"], "table_uuid": begun["table-uuid"]}
+        return described | ({"catalog": name} if name else {})
 
     def _load(self) -> _State | None:
         """Return the newest version of the metadata, None if there is none."""
