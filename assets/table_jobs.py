@@ -41,6 +41,7 @@ from writetime_dagster.assets.automation import (
 )
 from writetime_dagster.assets.backfill import new_backups
 from writetime_dagster.assets.cursors import of_cursor
+from writetime_dagster.assets.erase import erase_job
 from writetime_dagster.assets.failures import retried
 from writetime_dagster.assets.followed import left, progress, shared_watermarks
 from writetime_dagster.assets.naming import key_of
@@ -96,6 +97,7 @@ def definitions(tables: Sequence[FollowedTable]) -> dg.Definitions:
             maintain,
             restore_job(),
             *undo_jobs(),
+            erase_job(),
         ],
         schedules=schedules,
         sensors=sensors,

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.erasure.people import Lake, people
+from tests.erasure.people import Lake, all_values, people
 from tests.support.bytes_left import found_in, texts_below
 from tests.support.published import command
 from tests.support.settings import write_settings
+from writetime import open_table
 
 pytestmark = pytest.mark.slow
 
@@ -79,3 +80,19 @@ def test_other_keys_are_refused(lake: Lake, key: str, message: str) -> None:
 
 def test_no_key_is_refused(lake: Lake) -> None:
     assert "name the partitions or rows" in erase().output
+
+
+def test_keys_that_stand_for_more_are_refused(lake: Lake) -> None:
+    """A position of no row, or a value that leads to no place, must not widen a key."""
+    key = people(1)[0].key.hex()
+    for text in (f"0x{key}/0x18", f"0x{key}/0x", f"0x{key}/0x4041", '{"person": "a", "n": null}'):
+        assert erase("--key", text).exit_code == 1
+
+
+def test_python_takes_values(lake: Lake) -> None:
+    everyone = people(3)
+    lake.fill(everyone, everyone[:1])
+    certificate = open_table("shop.people").erase([{"person": everyone[0].name}], kafka=False)
+    assert certificate["partitions"] == 1
+    assert lake.left_of(everyone[:1]) == {}
+    assert lake.left_of(everyone[1:]).keys() == all_values(everyone[1:])

@@ -22,6 +22,7 @@ def test_the_reference_has_each_public_name_and_no_other(tmp_path: Path) -> None
         "restore",
         "plan_undo",
         "apply_undo",
+        "erase",
     }
     # From a docstring: the reason of an error.
     assert "the lake has no such table" in page

@@ -9,6 +9,8 @@ import pyarrow as pa
 from writetime.core import config
 from writetime.core.config import Settings
 from writetime.core.instants import parse_instant
+from writetime.erasure.certificate import erase
+from writetime.erasure.keys import Key, ranges_of
 from writetime.files.key_ranges import TokenRange
 from writetime.lake import table as lake
 from writetime.lake import views
@@ -150,6 +152,22 @@ class Table:
             WritetimeError: there is no such plan, or the table was truncated or created again since.
         """
         return apply_plan(self._settings, self._table, read_plan(self._table, plan_id), rows_per_second)
+
+    def erase(self, keys: Sequence[Key], *, kafka: bool = True, delete_records: bool = False) -> dict[str, Any]:
+        """Erase partitions or rows that the database has deleted; see docs/erase.md. Return the certificate.
+
+        Args:
+            keys: values by column, such as `[{"id": 7}]`: all of the partition key, and for single rows the first
+                clustering columns. Or the texts that the command takes.
+            kafka: whether the table may have topics.
+            delete_records: whether to delete all messages of the topics that have landed or were published.
+
+        Raises:
+            WritetimeError: a key is wrong, or what it stands for is still live. Nothing was done. A `Transient` may
+                pass: call this again.
+        """
+        ranges = ranges_of(keys, self.schema)
+        return erase(self._settings, self._table, ranges, kafka=kafka, delete_records=delete_records)
 
 
 def _micros(instant: datetime | str | int | None) -> int | None:

@@ -80,7 +80,7 @@ def erase(
         "done": {name: dict(counts) for name, counts in erasing.done.items()},
         "iceberg": erasing.iceberg,
         "topics": topics_of(settings, table, delete_records=delete_records) if kafka else [],
-        "remains": REMAINS,
+        "remains": [*REMAINS],
     }
     with folder.writing(f"{number:08}.certificate.json") as file:
         file.write(orjson.dumps(certificate, option=orjson.OPT_INDENT_2))
