@@ -26,7 +26,8 @@ from writetime.wire.topic_names import changes_topic, dead_changes_topic, row_ev
 _LANDING_SECONDS = 30.0
 _SEGMENTS = (
     "a broker deletes whole segment files: the newest one of a partition stays, unreadable, until a later message "
-    "begins another (segment.bytes, segment.ms)"
+    "begins another (segment.bytes, segment.ms), and then some minutes (log.retention.check.interval.ms, "
+    "file.delete.delay.ms)"
 )
 
 
