@@ -14,11 +14,16 @@ from pyiceberg.catalog import load_catalog
 from tests.erasure.people import Lake, Person, all_values, people
 from tests.support.iceberg_tables import published
 from tests.support.lake_answers import view_rows
+from tests.support.made import batch
 from writetime.changes.starts import Start, Truncation
 from writetime.core.errors import WritetimeError
+from writetime.erasure.erasing import Erasing
+from writetime.erasure.finding import find_places
+from writetime.erasure.places import in_places, place_of
 from writetime.files.cache import Cache
 from writetime.iceberg.catalogs import NAME
 from writetime.lake import state, views
+from writetime.lake.changes import ChangeWriter
 from writetime.lake.generation import renew
 from writetime.row_events.publish import PUBLISHED
 from writetime.row_events.trimming import merge_events
@@ -112,6 +117,55 @@ def test_live_rows_are_refused(tmp_path: Path) -> None:
         lake.erase(everyone[:2])
     assert lake.shown() == before
     assert lake.left_of(everyone).keys() == all_values(everyone)
+
+
+def test_writes_of_an_unknown_partition_still_land(tmp_path: Path) -> None:
+    """A key may be named before its first message has landed."""
+    lake, gone, others = filled(tmp_path)
+    unknown = people(1, 1)[0]
+    certificate = lake.erase([*gone, unknown])
+    assert is_erased(lake, gone, others)
+    assert (certificate["partitions"], certificate["unknown"]) == (4, 1)
+    assert list(landing(lake, [unknown.write(0, 500)])) == [unknown.name]
+    assert not list(landing(lake, [gone[0].write(0, 500)]))
+
+
+def landing(lake: Lake, changes: Sequence[dict[str, object]]) -> list[str]:
+    """The persons of the changes that landing adds."""
+    writer = ChangeWriter.of(lake.table, lake.schema, lake.table.changes.load())
+    return [person for part in writer.left([batch(changes, lake.schema)]) for person in part["person"].to_pylist()]
+
+
+@pytest.mark.parametrize("partition_deleted_at", [None, 20])
+def test_a_partition_without_one_deletion_is_refused(tmp_path: Path, partition_deleted_at: int | None) -> None:
+    """Older writes of other rows, which may be on their way, count in the database."""
+    lake, [person] = Lake(tmp_path), people(1)
+    lake.add([person.write(0, 10)])
+    if partition_deleted_at:
+        lake.add([person.deletion(partition_deleted_at), person.write(2, 30)])
+    row = {name: value for name, value in person.write(0, 40).items() if name not in {"marker", "v"}}
+    lake.add([row | {"tombstone": {"write_time": 40, "deletion_time": 0}}])
+    lake.follow()
+    assert not view_rows(views.virtual(lake.table))
+    with pytest.raises(WritetimeError, match="no deletion that covers all that a key names"):
+        lake.erase([person])
+    lake.add([person.deletion(40)])
+    lake.follow()
+    lake.erase([person])
+    assert not lake.left_of([person])
+
+
+def test_two_erasures_at_once(tmp_path: Path) -> None:
+    """Changes fold after both, in whatever order these commit."""
+    lake, gone, others = filled(tmp_path)
+    places = [find_places(lake.table, in_places([place_of(person.key)])) for person in gone[:2]]
+    first = Erasing(lake.settings, lake.table, places[0])
+    first._changes()
+    second = Erasing(lake.settings, lake.table, places[1])
+    for step in (second._changes, second._state, first._state):
+        step()
+    lake.add([others[0].write(0, 5_000)])
+    assert state.fold(lake.table) == 1
 
 
 def test_a_new_life_stays(tmp_path: Path) -> None:

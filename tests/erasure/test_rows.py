@@ -185,7 +185,7 @@ def test_rows_without_one_deletion_are_refused(tmp_path: Path) -> None:
     lake = filled(tmp_path, *(visit.deletion(DELETED_AT + n) for n, visit in enumerate(gone)))
     unknown = Visit("day 9", "hour 9", "")
     for refused in (place(gone[0], 1), place(unknown)):
-        with pytest.raises(WritetimeError, match="no deletion that covers the rows of a key"):
+        with pytest.raises(WritetimeError, match="no deletion that covers all that a key names"):
             lake.erase_places(refused)
     lake.erase_places(*(place(visit) for visit in gone))
     assert is_erased(lake, gone)

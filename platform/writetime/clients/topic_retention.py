@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
@@ -22,18 +23,37 @@ def topic_retention_seconds(settings: Settings, topic: str) -> float | None:
     """Return the topic's retention time, None if it is unlimited. Its `retention.bytes` is not considered. Raises
     UnknownRetention: the broker does not report it.
     """
+    return _seconds(_configuration(settings, topic))
+
+
+def longest_stay_seconds(settings: Settings, topic: str) -> float | None:
+    """Return how long a message of now may be read at most, None if there is no limit: a broker deletes a segment once
+    its newest message is older than the retention time, and a segment takes messages for `segment.ms`. A compacted
+    topic keeps the newest message of each key. Raises UnknownRetention: the broker does not report it.
+    """
+    answer = _configuration(settings, topic)
+    retention = _seconds(answer)
+    if retention is None or "delete" not in answer["cleanup.policy"].value:
+        return None
+    return retention + int(answer["segment.ms"].value) / 1000
+
+
+def _seconds(answer: Mapping[str, Any]) -> float | None:
+    milliseconds = int(answer["retention.ms"].value)
+    return milliseconds / 1000 if milliseconds >= 0 else None
+
+
+def _configuration(settings: Settings, topic: str) -> Mapping[str, Any]:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(kafka.client_config(settings))
     try:
         futures = admin.describe_configs([resource], request_timeout=kafka.TIMEOUT_SECONDS)
-        answer = kafka.answer_of(futures[resource])
+        return kafka.answer_of(futures[resource])
     except KafkaException as e:
         raise UnknownRetention(
             f"the retention of topic {topic} cannot be read ({e.args[0].str()}); Writetime's user needs the "
             "right DescribeConfigs on it"
         ) from None
-    milliseconds = int(answer["retention.ms"].value)
-    return milliseconds / 1000 if milliseconds >= 0 else None
 
 
 def waiting_too_long(settings: Settings, topic: str, done: Mapping[int, int | None]) -> dict[int, int]:

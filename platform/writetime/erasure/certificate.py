@@ -16,6 +16,7 @@ from writetime.erasure.erasing import (
     require_replicated,
 )
 from writetime.erasure.finding import find_places
+from writetime.erasure.places import UNKNOWN
 from writetime.erasure.topics import topics_of
 from writetime.files.key_ranges import KeyRanges
 from writetime.lake.erasures import folder_of, record_name
@@ -26,6 +27,7 @@ REMAINS = (
     "the database, its snapshots, commit logs and backups",
     "commit logs that agents archive or have set aside (capture.archive, capture.state_dir)",
     "copies and backups of the lake: after restoring one, erase again",
+    "earlier versions of deleted objects in a store that keeps them, and snapshots of its disks",
     "SSTables of restores, clusters that the table is replicated to, and what consumers of row events keep",
     "events from which the rows were made, and their dead letters (ingest), work items and replay queues",
     "decoded files on other machines: delete their folder lake.cache, which may be deleted at any time",
@@ -76,6 +78,7 @@ def erase(
         "record": f"{folder.address}/{record_name(number)}",
         "partitions": int(places.are_whole.sum()),
         "rows": int((~places.are_whole).sum()),
+        "unknown": int((places.until == UNKNOWN).sum()),
         "erased_at": instant_text(time_now()),
         "done": {name: dict(counts) for name, counts in erasing.done.items()},
         "iceberg": erasing.iceberg,

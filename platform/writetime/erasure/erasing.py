@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 from pyarrow import fs
@@ -49,7 +48,7 @@ from writetime.erasure.files import (
     require_no_bound,
     rewritten,
 )
-from writetime.erasure.places import ErasedPlaces
+from writetime.erasure.places import UNKNOWN, ErasedPlaces
 from writetime.iceberg.metadata_files import FOLDER as ICEBERG_FOLDER
 from writetime.lake import state
 from writetime.lake.bucket_contents import DROPPED, is_dropped
@@ -75,7 +74,6 @@ REPLICATION_SECONDS = 30.0
 
 # Names in a log: of versions, also those of checksums of other programs, and what a repair or a kill left.
 _VERSION = re.compile(r"\.?(\d{20})\..*")
-_NONE = np.iinfo(np.int64).min
 _LEFT = re.compile(r".*\.damaged|_[0-9a-f]{32}\.tmp")
 
 
@@ -168,10 +166,22 @@ class Erasing:
                 table.state, now.files, cut, lambda file: (DROPPED if is_dropped(file.path) else "", HOT_LAYOUT)
             )
 
-        clean = self._committed(table.state, made, table.state.commit)
+        def commit(now: TableVersion, change: TableChange, also: dict[str, int]) -> None:
+            _until_done(lambda: self._raise_number(also[ERASED]))
+            table.state.commit(now, change, also)
+
+        clean = self._committed(table.state, made, commit)
         if any(position.state.version < clean for position in positions(table)):
             # Only with a newer version of the changes do view and row events record one of the state.
             _until_done(lambda: table.changes.commit(table.changes.load(), TableChange()))
+
+    def _raise_number(self, number: int) -> None:
+        """Raise the number of the changes: with a lower one than the state's, nothing is folded any more. If two
+        erasures run at once, the other one's commits come between.
+        """
+        now = self.table.changes.load()
+        if erased_of(now) < number:
+            self.table.changes.commit(now, TableChange(), {ERASED: number})
 
     def _view(self) -> None:
         """Let the view follow, and erase from it what it has marked as removed."""
@@ -420,7 +430,8 @@ def record(table: LakeTable, places: ErasedPlaces) -> int:
     """
     folder, known_names = folder_of(table), all_erasures(table)
     ranges = zip(places.ranges.keys.to_pylist(), places.ranges.first.to_pylist(), places.until.tolist(), strict=True)
-    until = {known_names.name_of(key, first): at for key, first, at in ranges}
+    # Writes of a place that the lake does not know may be on their way.
+    until = {known_names.name_of(key, first): at for key, first, at in ranges if at != UNKNOWN}
     known = numbers_of(folder)
     for number in reversed(known):
         if read_record(folder, number) == until:

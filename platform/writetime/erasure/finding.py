@@ -1,7 +1,8 @@
 """Finds up to when places of a table are erased, and refuses those that must not be.
 
-A place is erased up to the newest write that the lake has of it, which is its deletion: what is older no longer exists
-in the database either, and what is newer is new data.
+A place is erased up to its newest deletion, or an earlier erasure: what is older no longer exists in the database
+either, and what is newer is new data. The newest write is not enough. After deletions of single rows, or the end of a
+TTL, an older write of another row or cell that is on its way counts.
 """
 
 from dataclasses import replace
@@ -10,13 +11,13 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from writetime.changes.model import RANGE_TOMBSTONE, ROW, STATIC
+from writetime.changes.model import PARTITION_TOMBSTONE, RANGE_TOMBSTONE, ROW, STATIC
 from writetime.core.arrow import one_chunk, pc
 from writetime.core.counts import pluralize
 from writetime.core.errors import WritetimeError
 from writetime.delta.buckets import buckets_of
 from writetime.erasure.files import require_no_bound
-from writetime.erasure.places import ErasedPlaces, place_of
+from writetime.erasure.places import UNKNOWN, ErasedPlaces, place_of
 from writetime.files.key_ranges import KeyRanges, only_at
 from writetime.lake.bucket_contents import BucketContents, StateFiles, combined
 from writetime.lake.earlier import earlier_generations
@@ -30,19 +31,17 @@ from writetime.merge.order import kind_codes
 from writetime.row_events.write_times import latest_writes
 from writetime.schema.table import TableSchema
 
-_NONE = np.iinfo(np.int64).min
-
 
 def find_places(table: LakeTable, ranges: KeyRanges) -> ErasedPlaces:
-    """Return places that are to be erased. Each is erased up to the newest write that the lake has of it, or else up to
-    an earlier erasure of it. A partition that the lake does not have is erased up to now.
+    """Return places that are to be erased. Each is erased up to its newest deletion, or an earlier erasure of it. A
+    partition of which the changes have nothing is only searched (`UNKNOWN`), because its writes may be on their way.
 
     Raises:
-        WritetimeError: a place has live rows, rows have no deletion, or a deletion of a range needs their clustering
-            values.
+        WritetimeError: a place has live rows or no deletion of all its writes, or a deletion of a range needs the
+            clustering values of rows.
     """
     ranges = _without_inner(ranges)
-    none = np.full(len(ranges.keys), _NONE)
+    none = np.full(len(ranges.keys), UNKNOWN)
     places = ErasedPlaces(ranges, none, none)
     merged, changes = table.state.load(), table.changes.load()
     # With the deletions that it has dropped.
@@ -58,12 +57,10 @@ def find_places(table: LakeTable, ranges: KeyRanges) -> ErasedPlaces:
     beginnings = beginnings_of(schema)
     for i, (key, first) in enumerate(zip(ranges.keys.to_pylist(), ranges.first.to_pylist(), strict=True)):
         recorded = erasures.until_at(key, beginnings(first, None))
-        known = max(deleted[i], _NONE if recorded is None else recorded)
-        if first and (known == _NONE or until[i] > known):
+        known = max(deleted[i], UNKNOWN if recorded is None else recorded)
+        if until[i] > known or (first and known == UNKNOWN):
             raise _without_deletion(table)
-        until[i] = max(until[i], known)
-        if until[i] == _NONE:
-            until[i] = time_now()
+        until[i] = known
     return replace(places, until=until, events_until=np.maximum(until, events_until))
 
 
@@ -114,21 +111,23 @@ def _require_dead(table: LakeTable, places: ErasedPlaces, merged: pa.Table, eras
 
 def _without_deletion(table: LakeTable) -> WritetimeError:
     return WritetimeError(
-        f"{table.name}: the lake has no deletion that covers the rows of a key and is as new as all their writes, so "
-        "it does not know which writes that are on their way count: delete the rows in the database, by DELETE FROM .. "
-        "WHERE <the same key>, and run this again when the deletions have landed"
+        f"{table.name}: the lake has no deletion that covers all that a key names and is as new as all its writes, so "
+        "it does not know which writes that are on their way count: delete the partition or rows in the database, by "
+        "DELETE FROM .. WHERE <the same key>, and run this again when the deletions have landed"
     )
 
 
 def _newest(places: ErasedPlaces, merged: pa.Table, schema: TableSchema) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the newest write of each place in a merge, with the deletions that cover it; that of this and the static
-    cells of its partition; and, of places that are no partitions, the newest deletion that covers them.
+    cells of its partition; and the newest deletion that covers it.
     """
     latest, index = latest_writes(merged, schema), places.index(merged)
-    until, static, deleted = (np.full(len(places.tokens), _NONE) for _ in range(3))
+    until, static, deleted = (np.full(len(places.tokens), UNKNOWN) for _ in range(3))
     np.maximum.at(until, index[index >= 0], latest[index >= 0])
-    times = pc.struct_field(one_chunk(merged["tombstone"]), "write_time").fill_null(_NONE).to_numpy()
+    times = pc.struct_field(one_chunk(merged["tombstone"]), "write_time").fill_null(UNKNOWN).to_numpy()
     kinds = kind_codes(one_chunk(merged["kind"]))
+    gone = np.flatnonzero((kinds == PARTITION_TOMBSTONE) & (index >= 0))
+    np.maximum.at(deleted, index[gone], times[gone])
     some = np.flatnonzero((index < 0) | ~places.are_whole[index])
     for i, each in zip(some.tolist(), merged.select(["key", "position", "end"]).take(some).to_pylist(), strict=True):
         key, position = each["key"], each["position"]

@@ -19,6 +19,9 @@ from writetime.storage.kernel.primitives import tokens
 
 _PARTS = ("key", "position", "end")
 
+UNKNOWN = np.iinfo(np.int64).min
+"""The time up to which a place is erased of which the changes have nothing."""
+
 
 def place_of(key: bytes, position: bytes | None = None) -> tuple[bytes, bytes, bytes]:
     """Return a partition, by its serialised key, or the rows that begin with the clustering values of a position."""

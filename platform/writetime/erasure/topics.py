@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from writetime.clients.kafka import TIMEOUT_SECONDS, answer_of, ask_cluster, end_offsets, topic_names
-from writetime.clients.topic_retention import topic_retention_seconds
+from writetime.clients.topic_retention import longest_stay_seconds
 from writetime.core.config import Settings
 from writetime.core.errors import Transient
 from writetime.core.instants import instant_text
@@ -24,6 +24,10 @@ from writetime.wire.topic_names import changes_topic, dead_changes_topic, row_ev
 
 # How long a program that follows the table may take to land what was sent before.
 _LANDING_SECONDS = 30.0
+_READABLE = (
+    "readable at most until then; a broker deletes the files some minutes later (log.retention.check.interval.ms, "
+    "file.delete.delay.ms)"
+)
 _SEGMENTS = (
     "a broker deletes whole segment files: the newest one of a partition stays, unreadable, until a later message "
     "begins another (segment.bytes, segment.ms), and then some minutes (log.retention.check.interval.ms, "
@@ -49,10 +53,10 @@ def topics_of(settings: Settings, table: LakeTable, *, delete_records: bool) -> 
             _delete_records(settings, topic, ends)
             entry: dict[str, Any] = {"by": "deletion of records", "before": _texts(ends), "note": _SEGMENTS}
         else:
-            seconds = topic_retention_seconds(settings, topic)
+            seconds = longest_stay_seconds(settings, topic)
             until = None if seconds is None else instant_text(round((time.time() + seconds) * 1e6))
             entry = {"by": "retention", "messages_until": _texts(ends), "gone_after": until}
-            entry["note"] = "never: run this again with --delete-records" if until is None else _SEGMENTS
+            entry["note"] = "never: run this again with --delete-records" if until is None else _READABLE
         found.append({"topic": topic, **entry})
     return found
 
