@@ -302,7 +302,9 @@ SCHEDULES = "/queues/{queue}/schedules"
 SCHEDULE = f"{SCHEDULES}/{{name}}"
 ABOUT_SCHEDULES = [("GET", SCHEDULES), ("PUT", SCHEDULE), ("DELETE", SCHEDULE)]
 ABOUT_QUEUES = [("PUT", PAUSE), ("DELETE", PAUSE), ("POST", REDRIVE), ("DELETE", ITEMS)]
-ABOUT_ITEMS = [("GET", ITEM), ("DELETE", ITEM), *ABOUT_QUEUES]
+OF_THE_PAGE = ["/queues/names", *(f"/queues/{{queue}}/{part}" for part in ("summary", "items", "dead-letters"))]
+LOOKS = [("GET", path) for path in (*OF_THE_PAGE, f"{ITEM}/history")]
+ABOUT_ITEMS = [("GET", ITEM), ("DELETE", ITEM), *ABOUT_QUEUES, *LOOKS]
 Call = tuple[str, str, httpx.Response]
 
 
@@ -319,7 +321,7 @@ class Calls:
     def call_one_that_is_working(self, up: Running) -> None:
         for body in (EVENT, [EVENT], {}, {**EVENT, "payload": "x" * 1_024}):
             self.call(up, "POST", "/events", json=body)
-        for path in ("/health", "/ready", "/metrics", "/openapi.json"):
+        for path in ("/health", "/ready", "/metrics", "/openapi.json", "/queues"):
             self.call(up, "GET", path)
         for body in ({"payload": 1}, [{"payload": 1, "key": "k"}], {}, {"payload": "x" * 300_000}):
             self.call(up, "POST", ITEMS, json=body)
@@ -354,7 +356,7 @@ class Calls:
     def call_about_an_item(self, up: Running, item_id: str) -> None:
         for method, path in ABOUT_ITEMS:
             self.ask(up, method, path, item_id)
-            self.ask(up, method, path, item_id, key="")
+            self.ask(up, method, path, item_id, key="", since="x", start="x")
             self.ask(up, method, path.replace("{queue}", "unknown"), item_id)
         for path, wait in ((ITEM.replace("{itemId}", "7"), "0"), *((ITEM, wait) for wait in ("x", "-1", "nan", "61"))):
             self.ask(up, "GET", path, item_id, wait=wait)
@@ -371,7 +373,7 @@ class Calls:
     def ask(self, ingress: Running, method: str, path: str, item_id: str, **query: str) -> None:
         """Call about a queue or an item."""
         address = path.replace("{queue}", "some jobs").replace("{itemId}", item_id)
-        documented = ITEM if "/items/" in path else path.replace("unknown", "{queue}")
+        documented = path.replace("unknown", "{queue}").replace("/7", "/{itemId}")
         if documented == ITEMS and "key" not in query:
             query["all"] = "true"
         self.made.append((method, documented, ingress.client.request(method, address, params=query)))

@@ -103,7 +103,10 @@ def test_events_and_items(https: httpx.Client, in_force: Settings) -> None:
     assert {path for path, of in described.items() if not all("401" in o["responses"] for o in of.values())} == {
         "/health",
         "/ready",
+        "/queues",
     }
+    page = https.get("/queues", headers={"Authorization": ""})
+    assert (page.status_code, "jobs" in page.text) == (200, False)
 
     table = f"{in_force.cassandra.keyspace}.user_events"
     with connect(in_force) as session, in_thread(event_sink.run, in_force) as outcome:

@@ -8,6 +8,7 @@ import asyncio
 import random
 import selectors
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -15,12 +16,13 @@ from writetime.clients.prepared_statements import UnknownWrite
 from writetime.core.config import Settings
 from writetime.workqueue.context import DatabaseClock
 from writetime.workqueue.enqueue import AsyncEnqueuer
-from writetime.workqueue.items import Entry, ItemPartition, Status
+from writetime.workqueue.items import LAST_ID, Entry, ItemPartition, Status
 from writetime.workqueue.queue_tables import (
     END_OF_TIME,
     PAGE_ROWS,
     DeadItem,
     ItemUpdate,
+    LetterHead,
     Pauses,
     QueueTables,
     ScheduleRow,
@@ -133,6 +135,9 @@ class MemoryTables(QueueTables):
     async def known_queue(self, name: str) -> tuple[int, int]:
         return self._known
 
+    async def queues(self) -> list[str]:
+        return await self._ask(lambda: sorted({queue for queue, *_ in self._db.registry}))
+
     async def now(self) -> int:
         return await self._ask(self._now)
 
@@ -186,8 +191,10 @@ class MemoryTables(QueueTables):
     async def item_ids(self, place: ItemPartition, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
         return await self._ask(lambda: [i for i, _ in self._between(place, after, before)][:most])
 
-    async def item_keys(self, place: ItemPartition, after: UUID, before: UUID) -> dict[UUID, str | None]:
-        return await self._ask(lambda: {i: e.key for i, e in self._between(place, after, before)})
+    async def item_keys(
+        self, place: ItemPartition, after: UUID, before: UUID, most: int = END_OF_TIME
+    ) -> dict[UUID, str | None]:
+        return await self._ask(lambda: {i: e.key for i, e in self._between(place, after, before)[:most]})
 
     async def item(self, place: ItemPartition, item_id: UUID) -> Entry:
         return await self._ask(lambda: _fresh(place, self._db.items[place][item_id]))
@@ -258,6 +265,7 @@ class MemoryTables(QueueTables):
                     change.at,
                     kept,
                     change.due,
+                    worker=change.worker or (old.worker if old else None),
                     error=change.error,
                     result=change.result,
                 )
@@ -287,10 +295,10 @@ class MemoryTables(QueueTables):
         self._db.statics[place] = old._replace(op=op, floor=floor or old.floor)
         return True
 
-    async def states(self, place: ItemPartition, after: UUID) -> dict[UUID, StateRow]:
+    async def states(self, place: ItemPartition, after: UUID, until: UUID = LAST_ID) -> dict[UUID, StateRow]:
         def act() -> dict[UUID, StateRow]:
             rows = sorted(self._db.rows.get(place, {}).items())
-            return {i: StateRow(c.status, c.attempts or 0, c.due) for i, c in rows if i > after}
+            return {i: StateRow(c.status, c.attempts or 0, c.due) for i, c in rows if after < i <= until}
 
         return await self._ask(act)
 
@@ -307,7 +315,7 @@ class MemoryTables(QueueTables):
     async def state(self, place: ItemPartition, item_id: UUID) -> WholeState | None:
         def act() -> WholeState | None:
             row = self._db.rows.get(place, {}).get(item_id)
-            return row and WholeState(row.status, row.attempts or 0, row.at, row.error, row.result)
+            return row and WholeState(row.status, row.attempts or 0, row.at, row.error, row.result, row.due, row.worker)
 
         return await self._ask(act)
 
@@ -339,6 +347,9 @@ class MemoryTables(QueueTables):
 
     async def cancels(self, place: ItemPartition) -> set[UUID]:
         return await self._ask(lambda: set(self._db.cancels.get(place, ())))
+
+    async def cancels_of(self, place: ItemPartition, item_ids: Sequence[UUID]) -> set[UUID]:
+        return await self._ask(lambda: self._db.cancels.get(place, set()) & set(item_ids))
 
     async def is_cancelled(self, place: ItemPartition, item_id: UUID) -> bool:
         return await self._ask(lambda: item_id in self._db.cancels.get(place, ()))
@@ -417,6 +428,29 @@ class MemoryTables(QueueTables):
 
     async def insert_dead(self, letter: DeadItem) -> None:
         await self._ask(lambda: self._db.letters.setdefault(letter.item_id, letter))
+
+    async def dead_letters(self, queue: str, shard: int) -> list[DeadItem]:
+        return await self._ask(lambda: [d for d in self._db.letters.values() if (d.queue, d.shard) == (queue, shard)])
+
+    async def letter(self, queue: str, shard: int, item_id: UUID) -> DeadItem | None:
+        return next((d for d in await self.dead_letters(queue, shard) if d.item_id == item_id), None)
+
+    async def newest_letters(self, queue: str, shard: int, until: UUID, most: int) -> list[LetterHead]:
+        found = [d for d in await self.dead_letters(queue, shard) if d.item_id <= until]
+        newest = sorted(found, key=lambda d: d.item_id, reverse=True)[:most]
+        return [LetterHead(shard, d.item_id, d.key, d.attempts, d.error, d.dead_at, d.redriven_as) for d in newest]
+
+    async def mark_redriven(self, letter: DeadItem, as_id: UUID, *, before: UUID | None) -> bool:
+        def act() -> bool:
+            found = self._db.letters[letter.item_id]
+            if found.redriven_as == before:
+                self._db.letters[letter.item_id] = replace(found, redriven_as=as_id)
+            return found.redriven_as == before
+
+        return await self._ask(act)
+
+    async def redriven_as(self, letter: DeadItem) -> UUID:
+        return await self._ask(lambda: self._db.letters[letter.item_id].redriven_as or letter.item_id)
 
 
 def memory_enqueuer(tables: QueueTables, settings: Settings) -> AsyncEnqueuer:

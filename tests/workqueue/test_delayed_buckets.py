@@ -10,7 +10,7 @@ from tests.workqueue.memory import MemoryDatabase, MemoryTables, memory_enqueuer
 from writetime.core.config import Settings
 from writetime.workqueue.enqueue import NewItem
 from writetime.workqueue.inspect import QueueInspector
-from writetime.workqueue.items import Item, ItemPartition
+from writetime.workqueue.items import LAST_ID, Item, ItemPartition
 from writetime.workqueue.queue_tables import END_OF_TIME, StateRow, Statics
 from writetime.workqueue.worker_loop import WorkerLoop
 
@@ -47,9 +47,9 @@ class Counting(MemoryTables):
         self.reads["statics"] += 1
         return await super().statics(place)
 
-    async def states(self, place: ItemPartition, after: UUID) -> dict[UUID, StateRow]:
+    async def states(self, place: ItemPartition, after: UUID, until: UUID = LAST_ID) -> dict[UUID, StateRow]:
         self.reads["states"] += 1
-        return await super().states(place, after)
+        return await super().states(place, after, until)
 
     async def item_ids(self, place: ItemPartition, after: UUID, before: UUID, most: int = END_OF_TIME) -> list[UUID]:
         self.reads["item_ids"] += 1

@@ -35,6 +35,7 @@ from writetime.http.metrics import IngressMetrics
 from writetime.http.outbox import BrokerUnreachableError, Outbox, SendFault, check
 from writetime.http.protocol import RETRY_AFTER_SECONDS, Gate
 from writetime.http.queue_controls import ControlsEndpoint
+from writetime.http.queue_page import QueuePage
 from writetime.http.tokens import Tokens
 from writetime.http.work_items import ItemsEndpoint, max_item_bytes
 from writetime.ingest.event import Event, InvalidEvent, accept
@@ -70,6 +71,7 @@ class Ingress:
                 Route("/openapi.json", self._show_openapi),
                 self._items.route,
                 *self._controls.routes,
+                *QueuePage(self._controls, settings).routes,
             ],
             exception_handlers={HTTPException: _http_error},
             lifespan=self._lifespan,

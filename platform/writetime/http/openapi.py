@@ -16,8 +16,8 @@ from writetime.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS
 from writetime.http.queue_controls import MAX_WAIT_SECONDS
 from writetime.workqueue.enqueue import MAX_DELAY_SECONDS, MAX_PAYLOAD_LEVELS
 
-# Load balancers and supervisors read these without a token.
-OPEN_PATHS = frozenset({"/health", "/ready"})
+# Load balancers and supervisors read the first two without a token. The page of queues has no data, and asks for one.
+OPEN_PATHS = frozenset({"/health", "/ready", "/queues"})
 _FILE = Path(__file__).with_name("openapi.json")
 
 

@@ -54,52 +54,52 @@ class ControlsEndpoint:
         async def ask(connected: Connected) -> dict[str, Any]:
             queue, key, seconds = (
                 request.path_params["queue"],
-                _key(request),
-                _seconds(request, "wait", MAX_WAIT_SECONDS),
+                key_of(request),
+                seconds_of(request, "wait", MAX_WAIT_SECONDS),
             )
             item_id = _item_id(request)
             controls = connected.controls
             act = controls.cancel if request.method == "DELETE" else controls.item
             return _described(await act(queue, item_id, key=key, wait_seconds=seconds))
 
-        return await self._answer(ask)
+        return await self.answer(ask)
 
     async def _pause(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
             paused = request.method == "PUT"
             act = connected.controls.pause if paused else connected.controls.resume
-            return {"paused": paused, "changed": await act(request.path_params["queue"], _key(request))}
+            return {"paused": paused, "changed": await act(request.path_params["queue"], key_of(request))}
 
-        return await self._answer(ask)
+        return await self.answer(ask)
 
     async def _cancel_all(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
-            key, age, query = _key(request), None, request.query_params
+            key, age, query = key_of(request), None, request.query_params
             if "olderThanSeconds" in query:
-                age = _seconds(request, "olderThanSeconds", YEAR_SECONDS)
+                age = seconds_of(request, "olderThanSeconds", YEAR_SECONDS)
             if key is None and age is None and query.get("all") != "true":
                 raise RefusedCall(400, "name the items to cancel: key, olderThanSeconds, or all=true")
             queue = request.path_params["queue"]
             return {"cancelling": await connected.controls.cancel_all(queue, key=key, older_than_seconds=age)}
 
-        return await self._answer(ask)
+        return await self.answer(ask)
 
     async def _redrive(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
             tables, queue, error = connected.tables, request.path_params["queue"], request.query_params.get("error")
-            return {"redriven": await redrive_letters(tables, self._settings, queue, key=_key(request), error=error)}
+            return {"redriven": await redrive_letters(tables, self._settings, queue, key=key_of(request), error=error)}
 
-        return await self._answer(ask)
+        return await self.answer(ask)
 
     async def _send_event(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
             queue, item_id, name = request.path_params["queue"], _item_id(request), request.path_params["name"]
-            controls, key = connected.controls, _key(request)
+            controls, key = connected.controls, key_of(request)
             async with self._body(request) as payload:
                 with _rules_named():
                     return {"sent": await controls.send_event(queue, item_id, name, payload, key=key)}
 
-        return await self._answer(ask)
+        return await self.answer(ask)
 
     async def _schedule(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
@@ -111,14 +111,14 @@ class ControlsEndpoint:
                     changed = await connected.controls.schedule(queue, _schedule_of(name, value))
                     return {"scheduled": True, "changed": changed}
 
-        return await self._answer(ask)
+        return await self.answer(ask)
 
     async def _schedules(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
             states = await connected.controls.schedules(request.path_params["queue"])
             return {"schedules": [_described_schedule(state) for state in states]}
 
-        return await self._answer(ask)
+        return await self.answer(ask)
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[Any]:
@@ -128,8 +128,9 @@ class ControlsEndpoint:
         with self._gate.admitted(len(body)):
             yield bodies.parse(body)
 
-    async def _answer(self, ask: Callable[[Connected], Awaitable[dict[str, Any]]]) -> Response:
-        status, headers = 200, {}
+    async def answer(self, ask: Callable[[Connected], Awaitable[dict[str, Any]]]) -> Response:
+        """Return what `ask` returns as JSON, or its fault."""
+        status, headers = 200, {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         try:
             if self._asking >= self._most_asking:
                 raise RefusedCall(429, "too many calls ask for items; repeat the call later")
@@ -146,7 +147,7 @@ class ControlsEndpoint:
             status = 404 if isinstance(e, UnknownItem | UnknownQueue) else 503
             answer = {"status": "error", "reason": str(e) or "the database does not answer; repeat the call later"}
         if status in (429, 503):
-            headers = RETRY_AFTER
+            headers |= RETRY_AFTER
         self._items.requests.labels(status).inc()
         return Response(orjson.dumps(answer), status, headers, "application/json")
 
@@ -194,14 +195,16 @@ def _described_schedule(state: ScheduleState) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _key(request: Request) -> str | None:
+def key_of(request: Request) -> str | None:
+    """Return the key that a call names. Raises `RefusedCall`: no item has such a key."""
     key = request.query_params.get("key")
     if key is not None and not 0 < len(key.encode()) <= MAX_KEY_BYTES:
         raise RefusedCall(400, f"a key must have 1 to {MAX_KEY_BYTES} bytes")
     return key
 
 
-def _seconds(request: Request, name: str, most: float) -> float:
+def seconds_of(request: Request, name: str, most: float) -> float:
+    """Return a number of seconds that a call names, by default 0. Raises `RefusedCall`: it is no such number."""
     try:
         seconds = float(request.query_params.get(name, "0"))
     except ValueError:

@@ -23,6 +23,7 @@ from writetime.workqueue.faults import report_fault
 from writetime.workqueue.inspect import InLake
 from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition
 from writetime.workqueue.queue_tables import CompletedItem, QueueTables
+from writetime.workqueue.statements import unicode_of
 
 log = logging.getLogger(__name__)
 
@@ -149,15 +150,10 @@ def _row(place: ItemPartition, item: CompletedItem) -> dict[str, Any]:
     return {
         **place._asdict(),
         "item_id": str(item.item_id),
-        "key": _unicode(item.key),
-        "payload": _unicode(item.payload),
-        "result": _unicode(item.result),
+        "key": unicode_of(item.key),
+        "payload": unicode_of(item.payload),
+        "result": unicode_of(item.result),
         "attempts": item.attempts,
-        "worker": _unicode(item.worker),
+        "worker": unicode_of(item.worker),
         "completed_at": min(max(item.at, _FIRST_TIME), _LAST_TIME) * 1000,
     }
-
-
-def _unicode(text: str | None) -> str | None:
-    """Return a text with bytes that are not UTF-8 as `\\xed`, because Arrow and the lake have only valid Unicode."""
-    return None if text is None else text.encode(errors="surrogateescape").decode(errors="backslashreplace")

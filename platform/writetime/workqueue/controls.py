@@ -133,7 +133,7 @@ class AsyncControls:
         except ValueError as e:
             raise InvalidItem(str(e)) from None
         text = payload_of(NewItem(payload), self._most_bytes)
-        places = await self._in_time(partial(self._find, queue, item_id, key))
+        places = await self._in_time(partial(self.places, queue, item_id, key))
         if (await self._state(places, item_id)).final:
             return False
         found = [await self._in_time(partial(self._tables.insert_event, p, item_id, name, text)) for p in places]
@@ -148,7 +148,7 @@ class AsyncControls:
         within a few seconds. Without a worker, or before the bucket of a delayed item begins, it stays `cancelling`.
         Raises `UnknownItem`.
         """
-        places = await self._in_time(partial(self._find, queue, item_id, key))
+        places = await self._in_time(partial(self.places, queue, item_id, key))
         if not (found := await self._state(places, item_id)).final:
             for place in places:
                 await self._request(place, [item_id])
@@ -190,7 +190,7 @@ class AsyncControls:
         """Return the state of an item once it is finished, or after some seconds. With its `key`, only one shard is
         searched. Raises `UnknownItem`.
         """
-        return await self._wait(await self._in_time(partial(self._find, queue, item_id, key)), item_id, wait_seconds)
+        return await self._wait(await self._in_time(partial(self.places, queue, item_id, key)), item_id, wait_seconds)
 
     async def _change(self, queue: str, write: Callable[[], Awaitable[bool]]) -> bool:
         async def change() -> bool:
@@ -206,8 +206,10 @@ class AsyncControls:
         """Record a change, after its request was written. If another call does so first, workers read both."""
         await self._tables.change_controls(queue, uuid4(), before=await self._tables.controls(queue))
 
-    async def _find(self, queue: str, item_id: UUID, key: str | None) -> list[ItemPartition]:
-        """Return the partitions with an item. There may be several if callers gave one id to items of several keys."""
+    async def places(self, queue: str, item_id: UUID, key: str | None) -> list[ItemPartition]:
+        """Return the partitions with an item. There may be several if callers gave one id to items of several keys.
+        With the item's `key`, only one shard is searched. Raises `UnknownItem`.
+        """
         shards, bucket_seconds = await self._tables.known_queue(queue)
         bucket = bucket_of(item_id, bucket_seconds)
         free = asyncio.Semaphore(_SHARDS_AT_ONCE)

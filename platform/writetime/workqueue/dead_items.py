@@ -47,7 +47,7 @@ async def read_letters(tables: QueueTables, queue: str) -> list[DeadItem]:
     for shard in range(shards):
         letters = {letter.item_id: letter for letter in await tables.dead_letters(queue, shard)}
         redriven = {item_id: letter.redriven_as for item_id, letter in letters.items()}
-        found += [letters[item_id] for item_id in await _counting(tables, queue, shard, bucket_seconds, redriven)]
+        found += [letters[item_id] for item_id in await counting(tables, queue, shard, bucket_seconds, redriven)]
     return sorted(found, key=lambda letter: letter.item_id.int)
 
 
@@ -56,15 +56,15 @@ async def count_letters(tables: QueueTables, queue: str, shards: int, bucket_sec
     dead = redriven = 0
     for shard in range(shards):
         letters = await tables.letters(queue, shard)
-        dead += len(await _counting(tables, queue, shard, bucket_seconds, letters))
+        dead += len(await counting(tables, queue, shard, bucket_seconds, letters))
         redriven += sum(named is not None for named in letters.values())
     return dead, redriven
 
 
-async def _counting(
+async def counting(
     tables: QueueTables, queue: str, shard: int, bucket_seconds: int, letters: Mapping[UUID, UUID | None]
 ) -> set[UUID]:
-    """Return the items of the letters that count, of one shard. `letters` has the items that replaced them."""
+    """Return the items of those letters of one shard that count. `letters` has the items that replaced them."""
     found = {item_id for item_id, named in letters.items() if named is not None}
     unsure: dict[ItemPartition, list[UUID]] = defaultdict(list)
     for item_id in letters.keys() - found:

@@ -5,7 +5,7 @@ items, each of which is open, completed, cancelled or a dead letter.
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -19,7 +19,7 @@ from writetime.core.printing import printable
 from writetime.workqueue.context import DatabaseClock
 from writetime.workqueue.dead_items import count_letters
 from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition, Status, time_of
-from writetime.workqueue.queue_tables import END_OF_TIME, QueueTables
+from writetime.workqueue.queue_tables import END_OF_TIME, QueueTables, StateRow, WholeState
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -250,13 +250,10 @@ class QueueInspector:
         return self._clock.now() + round(self._settings.workqueue.clock_tolerance_seconds * 1000)
 
     async def _count(self, queue: str, buckets: Mapping[ItemPartition, int | None], begun: int) -> Unfinished:
-        now = self._clock.now()
-        counts: Counter[str] = Counter()
-        oldest, most_attempts = now, 0
+        tally = Tally(self._clock.now())
         turn = asyncio.Semaphore(_BUCKETS_AT_ONCE)
 
         async def read(place: ItemPartition) -> None:
-            nonlocal oldest, most_attempts
             floor, states = NO_ID, {}
             async with turn:
                 if opened := place.bucket <= begun:
@@ -264,27 +261,52 @@ class QueueInspector:
                 ids = await self._tables.item_ids(place, floor, LAST_ID)
                 if opened:
                     states = await self._tables.states(place, floor)
-            for item_id in ids:
-                state = states.get(item_id)
-                if state is not None and state.status.final:
-                    continue
-                late = time_of(item_id) <= now and (state is None or state.status is not Status.SLEEPING)
-                counts["received" if state is None else state.status.lower()] += 1
-                counts["delayed"] += state is None and not late
-                if late:
-                    oldest = min(oldest, time_of(item_id))
-                most_attempts = max(most_attempts, 0 if state is None else state.attempts)
+            tally.add(ids, states)
 
         await asyncio.gather(*(read(place) for place, closed in buckets.items() if closed is None))
+        return tally.unfinished(queue)
+
+
+def status_of(item_id: UUID, state: StateRow | WholeState | None, now: int) -> str:
+    """Return the status of an item at a time (milliseconds): waiting, delayed, or that of its state in lower case."""
+    if state is not None:
+        return state.status.lower()
+    return "delayed" if time_of(item_id) > now else "waiting"
+
+
+class Tally:
+    """Counts the unfinished ones of items at a time (milliseconds). `oldest` is the first of them that is due."""
+
+    def __init__(self, now: int) -> None:
+        self._now = now
+        self._counts: Counter[str] = Counter()
+        self._most_attempts = 0
+        self.oldest: UUID | None = None
+
+    def add(self, item_ids: Iterable[UUID], states: Mapping[UUID, StateRow]) -> None:
+        """Count those of some items that are not finished, by their states."""
+        for item_id in item_ids:
+            state = states.get(item_id)
+            if state is not None and state.status.final:
+                continue
+            self._counts[status_of(item_id, state, self._now)] += 1
+            is_due = time_of(item_id) <= self._now and (state is None or state.status is not Status.SLEEPING)
+            if is_due and (self.oldest is None or item_id < self.oldest):
+                self.oldest = item_id
+            self._most_attempts = max(self._most_attempts, 0 if state is None else state.attempts)
+
+    def unfinished(self, queue: str) -> Unfinished:
+        """Return the counts."""
+        counts = self._counts
         return Unfinished(
             queue=queue,
-            received=counts["received"],
+            received=counts["waiting"] + counts["delayed"],
             delayed=counts["delayed"],
             processing=counts[Status.PROCESSING.lower()],
             retry=counts[Status.RETRY.lower()],
             sleeping=counts[Status.SLEEPING.lower()],
-            oldest_seconds=(now - oldest) / 1000,
-            most_attempts=most_attempts,
+            oldest_seconds=0.0 if self.oldest is None else (self._now - time_of(self.oldest)) / 1000,
+            most_attempts=self._most_attempts,
         )
 
 

@@ -21,6 +21,10 @@ _INSERT_ITEM = (
     "INSERT INTO {}.queue_items (queue, shard, bucket, item_id, key, payload, not_before, after, time_limit_seconds) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_LETTER = (
+    "item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, attempts, textAsBlob(error) AS error, "
+    "timestampAsBlob(dead_at) AS dead_at, redriven_as, time_limit_seconds"
+)
 _OWNERS = "SELECT shard, owner, epoch, beat, controls FROM {}.queue_shards WHERE queue = ?"
 
 
@@ -46,7 +50,8 @@ class QueueStatements(Statements):
     items = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
     item_ids = Statement(f"SELECT item_id FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? LIMIT ?")
     item_keys = Statement(
-        f"SELECT item_id, textAsBlob(key) AS key FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ?"
+        f"SELECT item_id, textAsBlob(key) AS key FROM {{}}.queue_items WHERE {_PART} AND item_id > ? AND item_id < ? "
+        "LIMIT ?"
     )
     item = Statement(f"SELECT {_ITEM} FROM {{}}.queue_items WHERE {_PART} AND item_id = ?")
     existing = Statement(f"SELECT item_id FROM {{}}.queue_items WHERE {_PART} AND item_id IN ?")
@@ -76,7 +81,7 @@ class QueueStatements(Statements):
     steps = Statement(f"SELECT steps FROM {{}}.queue_state WHERE {_PART} AND item_id = ?")
     states = Statement(
         "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(due) AS due FROM {}.queue_state "
-        f"WHERE {_PART} AND item_id > ?"
+        f"WHERE {_PART} AND item_id > ? AND item_id <= ?"
     )
     whole_states = Statement(
         "SELECT item_id, textAsBlob(status) AS status, attempts, timestampAsBlob(at) AS at, "
@@ -111,14 +116,16 @@ class QueueStatements(Statements):
         "INSERT INTO {}.queue_dead_letters (queue, shard, item_id, key, payload, attempts, error, dead_at, "
         "time_limit_seconds) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
-    dead = Statement(
-        "SELECT item_id, textAsBlob(key) AS key, textAsBlob(payload) AS payload, attempts, "
-        "textAsBlob(error) AS error, timestampAsBlob(dead_at) AS dead_at, redriven_as, time_limit_seconds "
-        "FROM {}.queue_dead_letters WHERE queue = ? AND shard = ?"
-    )
+    dead = Statement(f"SELECT {_LETTER} FROM {{}}.queue_dead_letters WHERE queue = ? AND shard = ?")
     letters = Statement(
         "SELECT item_id, redriven_as, timestampAsBlob(dead_at) AS dead_at FROM {}.queue_dead_letters "
         "WHERE queue = ? AND shard = ?"
+    )
+    letter = Statement(f"SELECT {_LETTER} FROM {{}}.queue_dead_letters WHERE queue = ? AND shard = ? AND item_id = ?")
+    newest_letters = Statement(
+        "SELECT item_id, textAsBlob(key) AS key, attempts, textAsBlob(error) AS error, timestampAsBlob(dead_at) AS "
+        "dead_at, redriven_as FROM {}.queue_dead_letters WHERE queue = ? AND shard = ? AND item_id <= ? "
+        "ORDER BY item_id DESC LIMIT ?"
     )
     mark_redriven = Statement(
         "UPDATE {}.queue_dead_letters SET redriven_as = ? WHERE queue = ? AND shard = ? AND item_id = ? "
@@ -147,6 +154,7 @@ class QueueStatements(Statements):
     )
     delete_schedule = Statement("DELETE FROM {}.queue_schedules WHERE queue = ? AND name = ? IF EXISTS")
     cancels = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART}")
+    cancels_of = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART} AND item_id IN ?")
     is_cancelled = Statement(f"SELECT item_id FROM {{}}.queue_cancels WHERE {_PART} AND item_id = ?")
     insert_cancel = Statement("INSERT INTO {}.queue_cancels (queue, shard, bucket, item_id) VALUES (?, ?, ?, ?)")
     events = Statement(f"SELECT item_id, textAsBlob(name) AS name FROM {{}}.queue_events WHERE {_PART} AND item_id > ?")
@@ -161,7 +169,8 @@ class QueueStatements(Statements):
     change_controls = Statement("UPDATE {}.queue_shards SET controls = ? WHERE queue = ? IF controls = ?")
     state = Statement(
         "SELECT textAsBlob(status) AS status, attempts, timestampAsBlob(at) AS at, textAsBlob(error) AS error, "
-        f"textAsBlob(result) AS result FROM {{}}.queue_state WHERE {_PART} AND item_id = ?"
+        "textAsBlob(result) AS result, timestampAsBlob(due) AS due, textAsBlob(worker) AS worker FROM {}.queue_state "
+        f"WHERE {_PART} AND item_id = ?"
     )
     drop_fence = Statement(f"DELETE epoch, op, floor, closed FROM {{}}.queue_state WHERE {_PART} IF epoch = ?")
     drop_items = Statement(f"DELETE FROM {{}}.queue_items USING TIMESTAMP ? WHERE {_PART}")

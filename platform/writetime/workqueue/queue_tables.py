@@ -19,7 +19,7 @@ from cassandra.query import BoundStatement, PreparedStatement
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.printing import printable
-from writetime.workqueue.items import Entry, ItemPartition, Status
+from writetime.workqueue.items import LAST_ID, Entry, ItemPartition, Status
 from writetime.workqueue.queue_statements import WHOLE_ROWS, QueueStatements
 from writetime.workqueue.statements import answer_of, bound, text_of, together
 
@@ -105,13 +105,17 @@ class StateRow(NamedTuple):
 
 
 class WholeState(NamedTuple):
-    """The state of an item that was claimed, with its last error and its result as JSON; `at` in milliseconds."""
+    """The state of an item that was claimed, since `at`, with its last error and its result as JSON. `due` is the time
+    of its next attempt, `worker` the one that began the last attempt. Times are in milliseconds.
+    """
 
     status: Status
     attempts: int
     at: int
     error: str | None
     result: str | None
+    due: int | None = None
+    worker: str | None = None
 
 
 class CompletedItem(NamedTuple):
@@ -140,6 +144,18 @@ class DeadItem:
     dead_at: int
     redriven_as: UUID | None = None
     time_limit_seconds: float | None = None
+
+
+class LetterHead(NamedTuple):
+    """A dead letter without its payload; `dead_at` in milliseconds."""
+
+    shard: int
+    item_id: UUID
+    key: str | None
+    attempts: int
+    error: str
+    dead_at: int
+    redriven_as: UUID | None
 
 
 class UnknownQueue(WritetimeError):
@@ -231,9 +247,11 @@ class QueueTables:
         """Return the ids of the first items between two ids, by default of all."""
         return [row.item_id async for row in self._pages(self._cql.item_ids, (*place, after, before, most))]
 
-    async def item_keys(self, place: ItemPartition, after: UUID, before: UUID) -> dict[UUID, str | None]:
-        """Return the items between two ids with their keys."""
-        rows = self._pages(self._cql.item_keys, (*place, after, before))
+    async def item_keys(
+        self, place: ItemPartition, after: UUID, before: UUID, most: int = _ALL_ROWS
+    ) -> dict[UUID, str | None]:
+        """Return the first items between two ids with their keys, by default all."""
+        rows = self._pages(self._cql.item_keys, (*place, after, before, most))
         return {row.item_id: text_of(row.key) async for row in rows}
 
     async def item(self, place: ItemPartition, item_id: UUID) -> Entry:
@@ -298,9 +316,9 @@ class QueueTables:
         """Close a partition, or open it again, if the epoch is still this one and `op` is the next."""
         return await self._applied(self._cql.close, (op, closed, *place, epoch, op - 1))
 
-    async def states(self, place: ItemPartition, after: UUID) -> dict[UUID, StateRow]:
-        """Return the states of all claimed items beyond an id."""
-        rows = self._pages(self._cql.states, (*place, after))
+    async def states(self, place: ItemPartition, after: UUID, until: UUID = LAST_ID) -> dict[UUID, StateRow]:
+        """Return the states of the claimed items beyond an id, up to another one."""
+        rows = self._pages(self._cql.states, (*place, after, until))
         return {
             r.item_id: StateRow(_status(place, r.item_id, r.status), r.attempts or 0, r.due and _millis(r.due))
             async for r in rows
@@ -348,8 +366,8 @@ class QueueTables:
             return None
         [r] = rows
         at = 0 if r.at is None else _millis(r.at)
-        error, result = text_of(r.error), text_of(r.result)
-        return WholeState(_status(place, item_id, r.status), r.attempts or 0, at, error, result)
+        error, result, due, worker = text_of(r.error), text_of(r.result), r.due and _millis(r.due), text_of(r.worker)
+        return WholeState(_status(place, item_id, r.status), r.attempts or 0, at, error, result, due, worker)
 
     # -- shards and workers
 
@@ -434,6 +452,10 @@ class QueueTables:
         """Return the items of a partition that are to be cancelled."""
         return {row.item_id async for row in self._pages(self._cql.cancels, place)}
 
+    async def cancels_of(self, place: ItemPartition, item_ids: Sequence[UUID]) -> set[UUID]:
+        """Return which of these items of a partition are to be cancelled, or are."""
+        return {row.item_id async for row in self._of_items(self._cql.cancels_of, place, item_ids)}
+
     async def is_cancelled(self, place: ItemPartition, item_id: UUID) -> bool:
         """Return whether an item is to be cancelled, or is."""
         return bool(await self._run(self._cql.is_cancelled, (*place, item_id)))
@@ -487,20 +509,22 @@ class QueueTables:
 
     async def dead_letters(self, queue: str, shard: int) -> list[DeadItem]:
         """Return the dead letters of a shard. A letter counts only once the item's state is DEAD."""
+        rows = self._pages(self._cql.dead, (queue, shard))
+        return [_letter(queue, shard, r) async for r in rows if r.dead_at is not None]
+
+    async def letter(self, queue: str, shard: int, item_id: UUID) -> DeadItem | None:
+        """Return the dead letter of an item, if it has one."""
+        rows = await self._run(self._cql.letter, (queue, shard, item_id))
+        return _letter(queue, shard, rows[0]) if rows and rows[0].dead_at is not None else None
+
+    async def newest_letters(self, queue: str, shard: int, until: UUID, most: int) -> list[LetterHead]:
+        """Return the last dead letters of a shard, of items up to an id, the newest item first."""
+        rows = self._pages(self._cql.newest_letters, (queue, shard, until, most))
         return [
-            DeadItem(
-                queue,
-                shard,
-                r.item_id,
-                text_of(r.key),
-                text_of(r.payload) or "",
-                r.attempts,
-                text_of(r.error) or "",
-                _millis(r.dead_at),
-                r.redriven_as,
-                r.time_limit_seconds,
+            LetterHead(
+                shard, r.item_id, text_of(r.key), r.attempts, text_of(r.error) or "", _millis(r.dead_at), r.redriven_as
             )
-            async for r in self._pages(self._cql.dead, (queue, shard))
+            async for r in rows
             if r.dead_at is not None
         ]
 
@@ -562,6 +586,12 @@ def _entry(place: ItemPartition, row: Any) -> Entry:
     due = _millis(row.not_before) if delayed else 0
     key, payload, limit = text_of(row.key), text_of(row.payload) or "", row.time_limit_seconds
     return Entry(place, row.item_id, key, payload, delayed, due, after=row.after, time_limit_seconds=limit)
+
+
+def _letter(queue: str, shard: int, r: Any) -> DeadItem:
+    key, payload, error = text_of(r.key), text_of(r.payload) or "", text_of(r.error) or ""
+    at, limit = _millis(r.dead_at), r.time_limit_seconds
+    return DeadItem(queue, shard, r.item_id, key, payload, r.attempts, error, at, r.redriven_as, limit)
 
 
 def _status(place: ItemPartition, item_id: UUID, stored: bytes) -> Status:

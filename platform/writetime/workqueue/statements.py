@@ -69,6 +69,11 @@ def text_of(stored: bytes | None) -> str | None:
     return None if stored is None else stored.decode(errors="surrogateescape")
 
 
+def unicode_of(text: str | None) -> str | None:
+    """Return a text with bytes that are not UTF-8 as `\\xed`, for readers of valid Unicode: Arrow, the lake, JSON."""
+    return None if text is None else text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def _text(value: str) -> bytes:
     return value.encode(errors="surrogateescape")
 
