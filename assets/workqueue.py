@@ -7,15 +7,19 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
 
 import dagster as dg
 import pyarrow as pa
 from pydantic import Field
 from pyspark.sql import functions as F
 
+from writetime.core.config import Settings
 from writetime.core.counts import pluralize
+from writetime.core.errors import WritetimeError
 from writetime.core.handlers import load_handler
-from writetime.workqueue import completed, spark_workers
+from writetime.workqueue import cancel, cancel_all, completed, pause, redrive, resume, spark_workers
 from writetime.workqueue.inspect import inspecting, worker_faults
 from writetime.workqueue.items import ItemPartition
 from writetime_dagster.assets.automation import asset_job, is_under_way, on_schedule, sensor_of, step_job
@@ -222,6 +226,83 @@ def drain_queue_op(
     context.add_output_metadata({"queue": config.queue, **dict(outcomes)})
 
 
+class PauseConfig(dg.Config):
+    """Start no more items."""
+
+    action: Literal["pause"] = "pause"
+    key: str | None = Field(default=None, description="Only the items of this key.")
+
+    def apply(self, settings: Settings, queue: str) -> dict[str, Any]:
+        """Carry it out."""
+        return {"changed": pause(settings, queue, self.key)}
+
+
+class ResumeConfig(dg.Config):
+    """Start items again."""
+
+    action: Literal["resume"] = "resume"
+    key: str | None = Field(default=None, description="Only the items of this key.")
+
+    def apply(self, settings: Settings, queue: str) -> dict[str, Any]:
+        """Carry it out."""
+        return {"changed": resume(settings, queue, self.key)}
+
+
+class CancelItemConfig(dg.Config):
+    """Cancel an item."""
+
+    action: Literal["cancel_item"] = "cancel_item"
+    item_id: str = Field(description="The item's id, a UUID.")
+
+    def apply(self, settings: Settings, queue: str) -> dict[str, Any]:
+        """Carry it out."""
+        return {"status": cancel(settings, queue, UUID(self.item_id)).status}
+
+
+class CancelItemsConfig(dg.Config):
+    """Cancel all unfinished items that fit."""
+
+    action: Literal["cancel_items"] = "cancel_items"
+    key: str | None = Field(default=None, description="Only the items of this key.")
+    older_than_seconds: float | None = Field(default=None, ge=0, description="Only items that are so many seconds old.")
+    all_items: bool = Field(default=False, description="Needed to cancel items without one of the conditions.")
+
+    def apply(self, settings: Settings, queue: str) -> dict[str, Any]:
+        """Carry it out. Raises `WritetimeError` without a condition."""
+        if self.key is None and self.older_than_seconds is None and not self.all_items:
+            raise WritetimeError("name the items to cancel: key, older_than_seconds, or all_items: true")
+        return {"cancelling": cancel_all(settings, queue, key=self.key, older_than_seconds=self.older_than_seconds)}
+
+
+class RedriveConfig(dg.Config):
+    """Enqueue the dead letters that were not redriven yet once more."""
+
+    action: Literal["redrive"] = "redrive"
+    key: str | None = Field(default=None, description="Only those of this key.")
+    error: str | None = Field(default=None, description="Only those whose error contains this text.")
+
+    def apply(self, settings: Settings, queue: str) -> dict[str, Any]:
+        """Carry it out."""
+        return {"redriven": redrive(settings, queue, key=self.key, error=self.error)}
+
+
+class ControlConfig(dg.Config):
+    """The queue, and what to do with it."""
+
+    queue: str = Field(description="The queue, as `writetime queue inspect` lists it.")
+    control: PauseConfig | ResumeConfig | CancelItemConfig | CancelItemsConfig | RedriveConfig = Field(
+        discriminator="action", description="One action with its conditions."
+    )
+
+
+@dg.op
+@retried
+def control_queue_op(context: dg.OpExecutionContext, config: ControlConfig, database: DatabaseResource) -> None:
+    """Pause or resume a queue or a key, cancel items, or redrive dead letters, as `writetime queue` does."""
+    found = config.control.apply(database.settings, config.queue)
+    context.add_output_metadata({"queue": config.queue, "action": config.control.action, **found})
+
+
 queue_health_job = asset_job(
     "queue_health",
     dg.AssetSelection.assets(EVENT_QUEUE) - dg.AssetSelection.checks(no_item_is_lost),
@@ -332,6 +413,12 @@ definitions = dg.Definitions(
             "Process the items of a queue: bounded, on Spark, tasks own shards. Name queue and handler in the "
             "launchpad.",
             [drain_queue_op],
+        ),
+        step_job(
+            "control_queue",
+            "Pause or resume a queue or a key, cancel items, or redrive dead letters. Name the queue and one action in "
+            "the launchpad.",
+            [control_queue_op],
         ),
     ],
     sensors=[stuck_work],

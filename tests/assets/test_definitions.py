@@ -446,7 +446,7 @@ def repositories(config: Path) -> list[RepositoryDefinition]:
 
 def test_jobs() -> None:
     repository = defs.get_repository_def()
-    own = {"ingest", "dead_letters", "agents", "completed_events", "queue_health", "drain_queue"}
+    own = {"ingest", "dead_letters", "agents", "completed_events", "queue_health", "drain_queue", "control_queue"}
     own |= {"publish_segments", "ingest_lag", "queue_audit", "clean_up"}
     assert own <= set(repository.job_names)
     of_demo = demo.defs.get_repository_def()
