@@ -11,6 +11,7 @@ import pytest
 
 from tests.workqueue.world import QUEUE, ROUND_SECONDS, World, run
 from writetime.workqueue.controls import UnknownItem
+from writetime.workqueue.enqueue import InvalidItem
 from writetime.workqueue.items import Item, first_id
 
 
@@ -55,6 +56,22 @@ def test_a_paused_key_stops_no_other_one_also_not_for_a_new_worker() -> None:
             await world.controls.resume(QUEUE, "a")
             await asyncio.sleep(ROUND_SECONDS)
         assert sorted(world.begun) == [1, 2, 3]
+
+    run(work, nothing)
+
+
+def test_an_empty_key_is_not_the_whole_queue() -> None:
+    """Such as that of a variable that is not set, in a script."""
+
+    async def work(world: World) -> None:
+        [item_id] = await world.enqueue(1)
+        for call in (world.controls.pause, world.controls.resume):
+            with pytest.raises(InvalidItem, match="a key must have 1 to 1024 bytes"):
+                await call(QUEUE, "")
+        with pytest.raises(InvalidItem):
+            await world.controls.cancel_all(QUEUE, key="")
+        async with world:
+            assert (await world.state(item_id, 10)).result == 1
 
     run(work, nothing)
 

@@ -20,7 +20,7 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.core.json_texts import from_json, same_json
-from writetime.workqueue.enqueue import InvalidItem, NewItem, payload_of
+from writetime.workqueue.enqueue import InvalidItem, NewItem, payload_of, require_key
 from writetime.workqueue.items import LAST_ID, NO_ID, ItemPartition, Status, bucket_of, first_id, shard_of
 from writetime.workqueue.queue_tables import QueueTables, ScheduleRow
 from writetime.workqueue.recurrence import Schedule, Slots, row_of
@@ -70,7 +70,8 @@ class ScheduleState:
 
 class AsyncControls:
     """Controls queues from an event loop. If the database does not answer in `workqueue.enqueue_timeout_seconds`, the
-    methods raise `WritetimeError`, and may be repeated. For a queue that was never used, they raise `UnknownQueue`.
+    methods raise `WritetimeError`, and may be repeated. For a queue that was never used, they raise `UnknownQueue`, and
+    for a key that no item can have `InvalidItem`.
     """
 
     def __init__(self, tables: QueueTables, settings: Settings, is_ending: Callable[[], bool] = lambda: False) -> None:
@@ -84,12 +85,14 @@ class AsyncControls:
         """Start no more items of a queue, or of a key of it, until it is resumed; running ones end as usual. Return
         whether it was not paused. Workers follow within about two seconds.
         """
+        require_key(key)
         return await self._change(queue, partial(self._tables.pause, queue, key))
 
     async def resume(self, queue: str, key: str | None = None) -> bool:
         """Start items of a queue, or of a key of it, again. A key of a paused queue stays paused with it. Return
         whether it was paused.
         """
+        require_key(key)
         return await self._change(queue, partial(self._tables.resume, queue, key))
 
     async def schedule(self, queue: str, schedule: Schedule) -> bool:
@@ -160,6 +163,7 @@ class AsyncControls:
         """Cancel the unfinished items of a queue, of a key, or of a minimal age, as `cancel` does; return their number.
         It reads the keys of all unfinished items, and raises `UnknownWrite` if the database does not answer.
         """
+        require_key(key)
         shards, _ = await self._in_time(partial(self._tables.known_queue, queue))
         before = LAST_ID
         if older_than_seconds is not None:

@@ -16,6 +16,7 @@ from writetime.clients.database import connect
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.workqueue.context import DatabaseClock
+from writetime.workqueue.enqueue import require_key
 from writetime.workqueue.items import Entry, IdMaker, ItemPartition, Status, bucket_of, shard_of, time_of
 from writetime.workqueue.queue_tables import DeadItem, QueueTables
 from writetime.workqueue.statements import retry
@@ -33,8 +34,8 @@ def redrive(settings: Settings, queue: str, *, key: str | None = None, error: st
 
     A letter names its new item before that item is inserted, and both writes may be repeated. So a redrive that was
     interrupted, or two at once, create one new item. If the named item is missing and its bucket may be closed, the
-    letter names a new one. Raises `WritetimeError` as `QueueTables.known_queue`, and if the database
-    does not acknowledge an item: then the next call continues.
+    letter names a new one. Raises `InvalidItem` for a key that no item can have, and `WritetimeError` as
+    `QueueTables.known_queue`, and if the database does not acknowledge an item: then the next call continues.
     """
     with connect(settings) as session:
         return asyncio.run(redrive_letters(QueueTables(session, settings), settings, queue, key=key, error=error))
@@ -82,6 +83,7 @@ async def redrive_letters(
     tables: QueueTables, settings: Settings, queue: str, *, key: str | None = None, error: str | None = None
 ) -> int:
     """Do as `redrive`."""
+    require_key(key)
     own = settings.workqueue
     clock, ids = DatabaseClock(tables), IdMaker()
     shards, bucket_seconds = await tables.known_queue(queue)

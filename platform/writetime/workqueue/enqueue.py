@@ -355,8 +355,7 @@ class Enqueuer:
 
 def payload_of(item: NewItem, most_bytes: int) -> str:
     """Return the payload of an item as JSON. Raises `InvalidItem` if the item breaks a rule."""
-    if item.key is not None and not 0 < len(item.key.encode()) <= MAX_KEY_BYTES:
-        raise InvalidItem(f"a key must have 1 to {MAX_KEY_BYTES} bytes")
+    require_key(item.key)
     if not 0 <= item.delay_seconds <= MAX_DELAY_SECONDS:
         raise InvalidItem(f"a delay must have 0 to {MAX_DELAY_SECONDS} seconds (366 days)")
     if item.delay_seconds and item.item_id is not None:
@@ -380,6 +379,12 @@ def payload_of(item: NewItem, most_bytes: int) -> str:
     if size > most_bytes:
         raise TooLarge(f"the payload has {pluralize(size, 'byte')}, more than the {most_bytes} allowed")
     return payload
+
+
+def require_key(key: str | None) -> None:
+    """Raise `InvalidItem` if no item can have a key, such as an empty one."""
+    if key is not None and not 0 < len(key.encode()) <= MAX_KEY_BYTES:
+        raise InvalidItem(f"a key must have 1 to {MAX_KEY_BYTES} bytes")
 
 
 def _is_deeper(value: Any) -> bool:
