@@ -374,7 +374,7 @@ class Calls:
         """Call about a queue or an item."""
         address = path.replace("{queue}", "some jobs").replace("{itemId}", item_id)
         documented = path.replace("unknown", "{queue}").replace("/7", "/{itemId}")
-        if documented == ITEMS and "key" not in query:
+        if (method, documented) == ("DELETE", ITEMS) and "key" not in query:
             query["all"] = "true"
         self.made.append((method, documented, ingress.client.request(method, address, params=query)))
 

@@ -54,7 +54,7 @@ class ControlsEndpoint:
         async def ask(connected: Connected) -> dict[str, Any]:
             queue, key, seconds = (
                 request.path_params["queue"],
-                key_of(request),
+                key_of(request, "wait"),
                 seconds_of(request, "wait", MAX_WAIT_SECONDS),
             )
             item_id = _item_id(request)
@@ -74,7 +74,7 @@ class ControlsEndpoint:
 
     async def _cancel_all(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
-            key, age, query = key_of(request), None, request.query_params
+            key, age, query = key_of(request, "olderThanSeconds", "all"), None, request.query_params
             if "olderThanSeconds" in query:
                 age = seconds_of(request, "olderThanSeconds", YEAR_SECONDS)
             if key is None and age is None and query.get("all") != "true":
@@ -87,7 +87,8 @@ class ControlsEndpoint:
     async def _redrive(self, request: Request) -> Response:
         async def ask(connected: Connected) -> dict[str, Any]:
             tables, queue, error = connected.tables, request.path_params["queue"], request.query_params.get("error")
-            return {"redriven": await redrive_letters(tables, self._settings, queue, key=key_of(request), error=error)}
+            key = key_of(request, "error")
+            return {"redriven": await redrive_letters(tables, self._settings, queue, key=key, error=error)}
 
         return await self.answer(ask)
 
@@ -195,8 +196,13 @@ def _described_schedule(state: ScheduleState) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def key_of(request: Request) -> str | None:
-    """Return the key that a call names. Raises `RefusedCall`: no item has such a key."""
+def key_of(request: Request, *others: str) -> str | None:
+    """Return the key that a call names. Raise `RefusedCall` if no item can have it, or the call has other parameters
+    than this one and those that are given: a misspelt one would widen what the call changes.
+    """
+    if unknown := request.query_params.keys() - {"key", *others}:
+        known = ", ".join(sorted({"key", *others}))
+        raise RefusedCall(400, f"unknown parameter {min(unknown)!r}; known are {known}")
     key = request.query_params.get("key")
     if key is not None and not 0 < len(key.encode()) <= MAX_KEY_BYTES:
         raise RefusedCall(400, f"a key must have 1 to {MAX_KEY_BYTES} bytes")

@@ -111,8 +111,9 @@ class QueuePage:
             if "withinSeconds" in query:
                 within = seconds_of(request, "withinSeconds", YEAR_SECONDS)
             after = _place(query["after"]) if "after" in query else None
+            key = key_of(request, "status", "withinSeconds", "after")
             found = await overview.items(
-                request.path_params["queue"], status=status, key=key_of(request), within_seconds=within, after=after
+                request.path_params["queue"], status=status, key=key, within_seconds=within, after=after
             )
             end = None if found.end is None else "_".join(map(str, found.end))
             return {"items": [_listed(item) for item in found.items], "read": found.read, "after": end}
