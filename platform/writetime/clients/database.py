@@ -326,7 +326,7 @@ def schema_folder() -> Path:
 
 def _is_added(session: Session, statement: str) -> bool:
     """Return whether a statement adds a column that exists."""
-    added = re.fullmatch(r"ALTER TABLE (\w+)\.(\w+) ADD (\w+) \w+(?: static)?", statement)
+    added = re.fullmatch(r"ALTER TABLE (\w+)\.(\w+) ADD (\w+) \w+(?:<[\w<>, ]+>)?(?: static)?", statement)
     query = "SELECT type FROM system_schema.columns WHERE keyspace_name = %s AND table_name = %s AND column_name = %s"
     return added is not None and session.execute(query, added.groups()).one() is not None
 
