@@ -313,6 +313,6 @@ def test_a_catalog_that_does_not_answer_is_tried_later(tmp_path: Path) -> None:
             iceberg.register(at_once=False)
         iceberg.register(at_once=False)
         assert calls == 1
-        assert not iceberg.is_published
+        assert not iceberg.is_registered
         with pytest.raises(Transient):
             iceberg.register()

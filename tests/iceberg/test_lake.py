@@ -4,10 +4,13 @@ Oracle: pyiceberg reads the Iceberg table; the rows are those of the computed vi
 """
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import patch
+from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -15,15 +18,18 @@ from pyiceberg.catalog import load_catalog
 from tests.support.iceberg_tables import published
 from tests.support.lake_answers import unordered
 from tests.support.made import add, new_table, settings_at, write
+from writetime.clients.kafka import TopicEnds
 from writetime.core.config import Settings, TableEntry
 from writetime.core.errors import Transient
 from writetime.follow.pipeline import TablePipeline
+from writetime.follow.program import Follower
+from writetime.follow.registration import TableRegistration
 from writetime.follow.steps import Step
 from writetime.iceberg.catalogs import CatalogEntry
 from writetime.lake import retention, views
 from writetime.lake.followed_tables import FollowedTable
 from writetime.lake.table import LakeTable, open_table, view_schema
-from writetime.landing.following import TableLanding
+from writetime.landing.following import LandedTables
 from writetime.row_events.stream import extend
 from writetime.view.refreshing import refresh
 from writetime.view.upkeep import maintain, upkeep
@@ -128,27 +134,35 @@ def test_a_fault_does_not_stop_the_view(settings: Settings, table: LakeTable, ca
     assert rows_of(table) == computed(table)
 
 
-def followed_once(settings: Settings) -> TablePipeline:
-    """The steps of a table after landing, of a program that does each once."""
-    idle: Any = SimpleNamespace(
-        name="shop.items", waiting=lambda _: 0, is_due=lambda _: False, report_steps=lambda _: None
-    )
-    entry = FollowedTable("shop.items", TableEntry(row_events=False))
-    steps = TablePipeline(settings, cast(TableLanding, idle), entry)
+IDLE: Any = SimpleNamespace(name="shop.items", waiting=lambda _: 0, is_due=lambda _: False, report_steps=lambda _: None)
+"""The landing of a table without messages."""
+
+
+def followed(settings: Settings) -> TablePipeline:
+    """The steps of a table after landing."""
+    return TablePipeline(settings, IDLE, FollowedTable("shop.items", TableEntry(row_events=False)))
+
+
+def registered_once(settings: Settings) -> tuple[TablePipeline, TableRegistration]:
+    """The steps and the registration of a table, of a program that does each once."""
+    steps = followed(settings)
     steps.run({}, Sources())
-    return steps
+    assert steps.registration
+    steps.registration.run()
+    return steps, steps.registration
 
 
 def test_follow_reports_a_catalog_that_fails_and_keeps_the_view(table: LakeTable, tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/folder/catalog.db"
     settings = settings_at(tmp_path, iceberg=True, iceberg_catalog={"type": "sql", "uri": uri})
     add(table, [write(1, 1, 5, v="a")], 1)
-    failed = followed_once(settings)
-    assert failed.view.fault is None
-    assert "the Iceberg catalog does not register shop.items" in (failed.iceberg.fault or "")
+    steps, registration = registered_once(settings)
+    assert (steps.view.fault, steps.iceberg.fault) == (None, None)
+    assert "the Iceberg catalog does not register shop.items" in (registration.step.fault or "")
+    assert registration.step in steps.steps
     assert rows_of(table) == computed(table)
     (tmp_path / "folder").mkdir()
-    assert followed_once(settings).iceberg.fault is None
+    assert registered_once(settings)[1].step.fault is None
     rows = load_catalog("writetime", type="sql", uri=uri).load_table("shop.items").scan().to_arrow()
     assert rows["v"].to_pylist() == ["a"]
 
@@ -156,7 +170,6 @@ def test_follow_reports_a_catalog_that_fails_and_keeps_the_view(table: LakeTable
 def test_follow_asks_a_catalog_that_fails_once_per_rest(
     table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each request to a catalog that does not answer holds up the table for its time limit."""
     requests, rests = [], []
 
     def register(entry: CatalogEntry, *_: object) -> None:
@@ -167,10 +180,54 @@ def test_follow_asks_a_catalog_that_fails_once_per_rest(
     monkeypatch.setattr(Step, "rest", lambda _, seconds: rests.append(seconds))
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
     add(table, [write(1, 1, 5, v="a")], 1)
-    followed = followed_once(settings_at(tmp_path, iceberg=True, iceberg_catalog=catalog))
+    registration = registered_once(settings_at(tmp_path, iceberg=True, iceberg_catalog=catalog))[1]
     assert (len(requests), rests) == (1, [60.0])
-    assert (followed.view.fault, followed.iceberg.fault) == (None, "the catalog does not answer")
-    assert rows_of(table) == computed(table)
+    assert registration.step.fault == "the catalog does not answer"
+
+
+@pytest.mark.timeout(60)
+def test_a_catalog_that_hangs_holds_nothing(table: LakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answers, numbers = threading.Event(), threading.Event(), []
+
+    def register(_: CatalogEntry, __: Any, address: str, ___: Any) -> None:
+        numbers.append(address)
+        asked.set()
+        answers.wait()
+
+    monkeypatch.setattr(CatalogEntry, "register", register)
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    settings = settings_at(tmp_path, iceberg=True, iceberg_catalog=catalog)
+    often = settings.follow.model_copy(update={"view_seconds": 0.0})
+    steps = followed(settings.model_copy(update={"follow": often}))
+    assert steps.registration
+    with ThreadPoolExecutor(1) as threads, ExitStack() as at_end:
+        at_end.callback(answers.set)
+        for number in range(3):
+            add(table, [write(number, 1, 5, v="a")], number)
+            steps.view.begin()
+            steps.run({}, Sources())
+            assert rows_of(table) == computed(table)
+            if number == 0:
+                threads.submit(steps.registration.run)
+                asked.wait()
+    # The versions that came meanwhile are next.
+    assert steps.registration.step.is_behind
+    steps.registration.run()
+    assert not steps.registration.step.is_behind
+    assert [Path(each).name for each in numbers] == ["v1.metadata.json", "v3.metadata.json"]
+
+
+@pytest.mark.parametrize("has_catalog", [False, True])
+def test_registrations_have_turns_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_catalog: bool
+) -> None:
+    catalog = {"type": "sql", "uri": "sqlite://"} if has_catalog else {}
+    monkeypatch.setattr(LandedTables, "ask", lambda _: (Sources(), TopicEnds({}, {}, None)))
+    monkeypatch.setattr(LandedTables, "wanted", lambda *_: [IDLE])
+    own, turns = Mock(), (Mock(), Mock(), Mock())
+    Follower(settings_at(tmp_path, iceberg=True, iceberg_catalog=catalog)).look(turns[0], turns[1], turns[2], own)
+    offered = [set(each.offer.call_args.args[0]) for each in turns]
+    assert offered == [{"shop.items"}, set(), {"shop.items"} if has_catalog else set()]
 
 
 def test_maintain_publishes(settings: Settings, table: LakeTable) -> None:

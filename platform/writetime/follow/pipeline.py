@@ -17,6 +17,7 @@ from writetime.core.config import Settings
 from writetime.core.errors import reason_of
 from writetime.files.merging import Runner
 from writetime.files.point_reads import next_expiry
+from writetime.follow.registration import TableRegistration
 from writetime.follow.replication import TableReplication
 from writetime.follow.steps import Step, Stopped
 from writetime.lake import state
@@ -41,8 +42,6 @@ LOOK_SECONDS = 30.0
 """The pause between two checks for changes in the lake by others, such as a backfill."""
 # The same for a table that the lake does not have yet.
 _ABSENT_SECONDS = 1.0
-# The pause after a fault of the Iceberg tables: a request to a catalog that does not answer takes half of it.
-_CATALOG_SECONDS = 60.0
 # Row events per attempt, so that the view does not wait for a long backlog of them.
 _PUBLISHED_AT_ONCE = 50_000
 
@@ -78,7 +77,8 @@ class TablePipeline:
         replication: TableReplication | None = None,
     ) -> None:
         """Follow a table. `in_spark` runs the tasks of large batches. After the `stop`, no step begins, and a running
-        step ends after its present task, such as a bucket of the view. The `replication` has turns of its own.
+        step ends after its present task, such as a bucket of the view. The `replication` has turns of its own, and so
+        has the `registration`.
         """
         self.name = landing.name
         self.landing = landing
@@ -92,10 +92,12 @@ class TablePipeline:
         self.view = Step(settings, "view", self.name, every.view_seconds)
         self.iceberg = Step(settings, "iceberg", self.name, every.view_seconds, is_wanted=settings.lake.iceberg)
         self.replication = replication
+        self.registration = TableRegistration(settings, self.name) if settings.lake.iceberg_catalog else None
         self.upkeep = Step(settings, "upkeep", self.name, _FOLD_SECONDS)
         iceberg = (self.iceberg,) if settings.lake.iceberg else ()
         self._own_steps = (self.events, self.publishing, self.view, *iceberg, self.upkeep)
-        self.steps = (*self._own_steps, *([replication.step] if replication else []))
+        apart = [each.step for each in (self.registration, replication) if each]
+        self.steps = (*self._own_steps, *apart)
         self._settings = settings
         self._in_spark = in_spark
         self._stop = stop or threading.Event()
@@ -156,7 +158,7 @@ class TablePipeline:
                 self.publishing.begin()
         if self._begins(self.view):
             self.view.attempt(self._refresh)
-        self._repair_iceberg()
+        self._publish_iceberg()
         caught_up = not any(step.is_behind and step.fault is None for step in (self.events, self.view))
         if caught_up and self._begins(self.upkeep):
             self.upkeep.attempt(self._keep_up)
@@ -229,7 +231,7 @@ class TablePipeline:
     def _opened(self) -> LakeTable:
         if self._table is None:
             self._table = open_table(self._settings, self.name)
-            # The step `iceberg` does: a catalog that does not answer would hold up each commit.
+            # The registration does: a catalog that does not answer would hold up each commit.
             self._table.registers = False
         return self._table
 
@@ -255,12 +257,15 @@ class TablePipeline:
         done = refresh(self._settings, table, self._run, self._expected)
         return done.written + done.marked
 
-    def _repair_iceberg(self) -> None:
-        """Register the Iceberg tables, and publish those that the steps before could not publish."""
-        if self._table and not all(each.is_published for each in self._table.iceberg.values()):
+    def _publish_iceberg(self) -> None:
+        """Publish the Iceberg tables that the steps before could not publish, and let the others be registered."""
+        tables = self._table.iceberg.values() if self._table else ()
+        if not all(each.is_published for each in tables):
             self.iceberg.begin()
-        if self._begins(self.iceberg) and not self.iceberg.attempt(lambda: settle(self._opened())):
-            self.iceberg.rest(_CATALOG_SECONDS)
+        if self._begins(self.iceberg):
+            self.iceberg.attempt(lambda: settle(self._opened()))
+        if self.registration and self._table:
+            self.registration.begin(self._table.iceberg.values())
 
     def _keep_up(self) -> int:
         """Fold the changes that all steps have read into the state, and find when data expires next."""

@@ -2,13 +2,14 @@
 
 A few requests to Kafka find the new messages of all tables. Each table with new messages gets a turn on a thread, so a
 table with much work, or one that fails, does not delay the others. Replications have other threads, because each may
-wait for its cluster. A table without new messages costs nothing.
+wait for its cluster, and so have registrations, which may wait for their catalog. A table without new messages costs
+nothing.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,6 +21,7 @@ from writetime.files.cache import Cache
 from writetime.files.merging import Runner
 from writetime.follow.metrics import FollowMetrics, serve_metrics
 from writetime.follow.pipeline import TablePipeline
+from writetime.follow.registration import TableRegistration
 from writetime.follow.replication import TableReplication
 from writetime.follow.shares import TableShares, shares
 from writetime.follow.turns import Turns, turns
@@ -69,11 +71,12 @@ class Follower:
             _in_spark(self._settings) as self._in_spark,
             turns() as given,
             turns() as of_replications,
+            turns() as of_catalogs,
         ):
             while not stop.is_set():
                 begin = time.monotonic()
                 own.look()
-                self.look(given, of_replications, own)
+                self.look(given, of_replications, of_catalogs, own)
                 rest = min(_REST_SECONDS_PER_TABLE * len(self.tables), _LONGEST_REST_SECONDS)
                 stop.wait(max(begin + self._settings.follow.events_seconds - time.monotonic(), rest))
         for table in (*self.tables.values(), *self._left.values()):
@@ -81,9 +84,9 @@ class Follower:
         self._sessions.close()
         self._landings.reporter.flush()
 
-    def look(self, given: Turns, of_replications: Turns, own: TableShares) -> None:
-        """Queue each table of this program that has work and is not at work for a turn, and each replication, which may
-        wait for its cluster. A few requests cover all tables.
+    def look(self, given: Turns, of_replications: Turns, of_catalogs: Turns, own: TableShares) -> None:
+        """Queue each table of this program that has work and is not at work for a turn. Do the same with replications
+        and registrations, which may wait for others. A few requests cover all tables.
         """
         try:
             sources, ends = self._landings.ask()
@@ -108,10 +111,8 @@ class Follower:
             work | closing,
             lambda name: name not in work or self.tables[name].is_due(ends_of(ends, name), sources),
         )
-        replications = {each.name: each for table in self.tables.values() if (each := table.replication)}
-        of_replications.offer(
-            {name: each.run for name, each in replications.items()}, lambda name: replications[name].step.is_due
-        )
+        _offer(of_replications, [table.replication for table in self.tables.values()])
+        _offer(of_catalogs, [table.registration for table in self.tables.values()])
 
     def _pipeline(self, landing: TableLanding) -> TablePipeline:
         entry = self._entries.get(landing.name) or FollowedTable(landing.name)
@@ -153,6 +154,12 @@ def _in_spark(settings: Settings) -> Iterator[Runner | None]:
 
     with spark_session(settings) as session:
         yield in_spark(session)
+
+
+def _offer(given: Turns, parts: Iterable[TableReplication | TableRegistration | None]) -> None:
+    """Queue the parts of tables that have work for turns of their own."""
+    found = {each.name: each for each in parts if each}
+    given.offer({name: each.run for name, each in found.items()}, lambda name: found[name].step.is_due)
 
 
 def _run(table: TablePipeline, ends: Mapping[int, int] | Exception, sources: Sources) -> None:

@@ -93,8 +93,8 @@ class _State:
 
 
 class IcebergTable:
-    """The Iceberg table of a Delta table. It keeps its state from one publication to the next, so it is for one
-    thread.
+    """The Iceberg table of a Delta table. It keeps its state from one publication to the next, so one thread publishes
+    it. Another one may `register` it meanwhile.
     """
 
     def __init__(self, delta: BucketedTable, as_of: str, entry: CatalogEntry | None = None) -> None:
@@ -109,7 +109,7 @@ class IcebergTable:
         self._registered = 0
         self._retry_at = 0.0
         self.is_published = True
-        """Whether the last call of `publish` and `register` has left nothing to do."""
+        """Whether the last call of `publish` did not fail."""
 
     def publish(self) -> None:
         """Make the newest version of the Delta table the newest snapshot, if it is not, and let old snapshots go. Do
@@ -125,7 +125,7 @@ class IcebergTable:
             version = self._delta.load()
             as_of = version.transaction(self._as_of)
             if as_of is None or self._advance(before, version, as_of):
-                self.is_published = self._is_registered
+                self.is_published = True
                 return
             # Another program has committed a version of the metadata.
             self._state = None
@@ -139,14 +139,14 @@ class IcebergTable:
             WritetimeError: as `CatalogEntry.register`.
         """
         state = self._state
-        if self._entry is None or state is None or self._is_registered:
+        if self._entry is None or state is None or self._is_known(state):
             return
         if not at_once and time.monotonic() < self._retry_at:
             return
         self._retry_at = time.monotonic() + _RETRY_SECONDS
         address = f"{state.metadata['location']}/{metadata_files.metadata_name(state.number)}"
         self._entry.register(state.metadata, address, self._exists)
-        self._registered, self._retry_at, self.is_published = state.number, 0.0, True
+        self._registered, self._retry_at = state.number, 0.0
 
     def registered_name(self) -> str | None:
         """Return the name by which the catalog has the table, None if it does not have it.
@@ -166,9 +166,13 @@ class IcebergTable:
             self._entry.drop(metadata_files.location_of(self._delta.storage))
 
     @property
-    def _is_registered(self) -> bool:
+    def is_registered(self) -> bool:
+        """Whether the catalog, if there is one, has the newest version of the metadata that was published here."""
         state = self._state
-        return self._entry is None or state is None or not state.is_whole or state.number == self._registered
+        return self._entry is None or state is None or self._is_known(state)
+
+    def _is_known(self, state: _State) -> bool:
+        return not state.is_whole or state.number == self._registered
 
     def _exists(self, address: str) -> bool:
         return metadata_files.exists(self._delta.storage, self._below(address))

@@ -169,11 +169,11 @@ class Projection:
     def settle(self, table: LakeTable) -> None:
         """Do the same as `publish`, and raise its faults, as `IcebergTable.publish` and `register`."""
         self.publish_files(table)
-        if iceberg := table.iceberg.get(self.name):
+        if (iceberg := table.iceberg.get(self.name)) and table.registers:
             iceberg.register()
 
     def publish_files(self, table: LakeTable) -> None:
-        """Do the same as `settle`, without the catalog."""
+        """Do the same as `settle`, without the catalog. Raise as `IcebergTable.publish`."""
         if (iceberg := table.iceberg.get(self.name)) and self.of(table).exists():
             iceberg.publish()
 
