@@ -244,6 +244,50 @@ def test_a_table_whose_files_were_erased(tmp_path: Path, properties: dict[str, s
     assert len(catalog.load_table(ITEMS).metadata.snapshots) == 2
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_catalog_that_does_not_answer_names_files_that_exist(
+    tmp_path: Path, properties: dict[str, str], catalog: Catalog, *, restarts: bool
+) -> None:
+    table, fault = MirroredTable.at(tmp_path), Transient("the catalog does not answer")
+    with patch.multiple(publication, MOST_SNAPSHOTS=2, EARLIER_VERSIONS=2):
+        table.iceberg = entered(table, properties)
+        table.commit()
+        publish_and_register(table)
+        wanted = table.wanted()
+        with patch.object(CatalogEntry, "register", side_effect=fault):
+            for number in range(8):
+                if restarts and number == 1:
+                    table.iceberg = entered(table, properties)
+                table.commit(removes=2)
+                with pytest.raises(Transient):
+                    publish_and_register(table)
+                assert table.iceberg.sweep(2**40) == []
+                assert ids(catalog) == wanted
+        publish_and_register(table)
+        assert ids(catalog) == table.wanted()
+        table.commit()
+        publish_and_register(table)
+        assert table.iceberg.sweep(2**40) == []
+    assert len([*Path(table.storage.address, "metadata").glob("v*.metadata.json")]) == 3
+
+
+def publish_and_register(table: MirroredTable) -> None:
+    table.iceberg.publish()
+    table.iceberg.register()
+
+
+def test_the_files_that_a_catalog_names_are_not_kept_for_ever(tmp_path: Path) -> None:
+    table = MirroredTable.at(tmp_path)
+    with patch.multiple(publication, MOST_SNAPSHOTS=2, EARLIER_VERSIONS=2, KEPT_SECONDS=0):
+        table.iceberg = entered(table, {"type": "rest", "uri": f"http://127.0.0.1:{free_port()}"})
+        for _ in range(6):
+            table.commit(removes=2)
+            with pytest.raises(Transient):
+                publish_and_register(table)
+    found = {path.name for path in Path(table.storage.address, "metadata").glob("v*.metadata.json")}
+    assert found == {f"v{number}.metadata.json" for number in (4, 5, 6)}
+
+
 def test_a_sql_catalog_follows_metadata_that_was_deleted(tmp_path: Path) -> None:
     """Its versions have the first numbers again."""
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}

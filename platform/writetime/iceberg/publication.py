@@ -9,7 +9,6 @@ longer after a commit has removed them.
 """
 
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from writetime.delta.versions import CommitId, TableVersion
 from writetime.iceberg import metadata_files
 from writetime.iceberg.catalogs import CatalogEntry
 from writetime.iceberg.manifests import DATA, ManifestFormat, decoded_list, decoded_manifest
+from writetime.iceberg.registration import PublishedVersion, Registration
 from writetime.iceberg.schemas import Reshaped, name_mapping, partition_spec, schema_after
 from writetime.iceberg.snapshots import Difference, MadeSnapshot, Manifests, Snapshot, SnapshotWriter, new_id
 
@@ -53,9 +53,6 @@ KEPT_SECONDS = 2700
 """How long a snapshot is kept after another one has replaced it. Its files are deleted after an hour or later."""
 EARLIER_VERSIONS = 32
 """The number of earlier versions of the metadata that are kept."""
-_RETRY_SECONDS = 60.0
-# How the names of metadata end, also of that of a catalog.
-_METADATA = ".metadata.json"
 _PROPERTIES = {
     # Delta's vacuum deletes the data files, and no program that expires snapshots of Iceberg.
     "gc.enabled": "false",
@@ -103,11 +100,8 @@ class IcebergTable:
         """
         self._delta = delta
         self._as_of = as_of
-        self._entry = entry
+        self._registration = entry and Registration(entry, delta.storage, KEPT_SECONDS)
         self._state: _State | None = None
-        # The version of the metadata that the catalog has, and when a catalog that failed is tried again.
-        self._registered = 0
-        self._retry_at = 0.0
         self.is_published = True
         """Whether the last call of `publish` did not fail."""
 
@@ -131,51 +125,33 @@ class IcebergTable:
             self._state = None
         raise self._delta.conflict()
 
-    def register(self, *, at_once: bool = True) -> None:
-        """Let the catalog have the newest version of the metadata, if it does not. After a failure, wait a while,
-        unless it is to be done `at_once`, so that a catalog that does not answer holds nothing else up.
-
-        Raises:
-            WritetimeError: as `CatalogEntry.register`.
-        """
-        state = self._state
-        if self._entry is None or state is None or self._is_known(state):
-            return
-        if not at_once and time.monotonic() < self._retry_at:
-            return
-        self._retry_at = time.monotonic() + _RETRY_SECONDS
-        address = f"{state.metadata['location']}/{metadata_files.metadata_name(state.number)}"
-        self._entry.register(state.metadata, address, self._exists)
-        self._registered, self._retry_at = state.number, 0.0
-
-    def registered_name(self) -> str | None:
-        """Return the name by which the catalog has the table, None if it does not have it.
-
-        Raises:
-            WritetimeError: as `CatalogEntry.name_of`.
-        """
-        return self._entry and self._entry.name_of(metadata_files.location_of(self._delta.storage))
-
-    def unregister(self) -> None:
-        """Remove the table from the catalog, if that has it. Its files stay.
-
-        Raises:
-            WritetimeError: as `CatalogEntry.drop`.
-        """
-        if self._entry:
-            self._entry.drop(metadata_files.location_of(self._delta.storage))
-
     @property
     def is_registered(self) -> bool:
         """Whether the catalog, if there is one, has the newest version of the metadata that was published here."""
+        return self._registration is None or self._registration.is_current
+
+    def register(self, *, at_once: bool = True) -> None:
+        """Let the catalog, if there is one, have the newest version of the metadata: `Registration.register`."""
+        if self._registration:
+            self._registration.register(at_once=at_once)
+
+    def registered_name(self) -> str | None:
+        """Return the name by which the catalog has the table: `Registration.registered_name`."""
+        return self._registration and self._registration.registered_name()
+
+    def unregister(self) -> None:
+        """Remove the table from the catalog, if that has it: `Registration.unregister`."""
+        if self._registration:
+            self._registration.unregister()
+
+    def _offer(self) -> None:
+        """Let the newest version be registered."""
         state = self._state
-        return self._entry is None or state is None or self._is_known(state)
-
-    def _is_known(self, state: _State) -> bool:
-        return not state.is_whole or state.number == self._registered
-
-    def _exists(self, address: str) -> bool:
-        return metadata_files.exists(self._delta.storage, self._below(address))
+        if self._registration and state and state.is_whole:
+            newest = [each["manifest-list"] for each in state.snapshots[-1:]]
+            files = {metadata_files.metadata_name(state.number), *map(self._below, [*newest, *state.manifests.paths()])}
+            version = PublishedVersion(state.number, state.metadata, files)
+            self._registration.offer(version, lambda: self._needed(state))
 
     def sweep(self, seconds: float) -> list[str]:
         """Delete metadata files that no version names, as after a kill, and that are older than a time (seconds since
@@ -185,7 +161,8 @@ class IcebergTable:
         found = self._delta.storage.filesystem().get_file_info(
             fs.FileSelector(metadata_files.FOLDER, allow_not_found=True)
         )
-        if state and not state.is_whole:
+        # A catalog may name others while it does not answer.
+        if (state and not state.is_whole) or not self.is_registered:
             return []
         needed = self._needed(state) if state else set()
         own = [info for info in found if info.is_file and metadata_files.is_own(info.base_name)]
@@ -235,6 +212,7 @@ class IcebergTable:
             is_first, self._state = self._state is None, None
             if number:
                 self._state = self._read_state(number)
+                self._offer()
                 if is_first:
                     # A program that was killed has left the hint behind.
                     metadata_files.repair_hint(storage, number)
@@ -312,7 +290,9 @@ class IcebergTable:
         self._state = replace(
             state, manifests=written.manifests, vectors=vectors, mirrored=version.commit_id, fields=version.fields
         )
-        metadata_files.delete(storage, [*expired, metadata_files.metadata_name(state.number - EARLIER_VERSIONS - 1)])
+        self._offer()
+        gone = [*expired, metadata_files.metadata_name(state.number - EARLIER_VERSIONS - 1)]
+        metadata_files.delete(storage, self._registration.deletable(gone) if self._registration else gone)
         return True
 
     def _now(self) -> int:

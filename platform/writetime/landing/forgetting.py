@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from pyarrow.fs import FileType
+from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from writetime.capture.gap_records import GapRecords, cdc_off_name
 from writetime.capture.state_files import lock_folder, read_json, write_json
@@ -26,6 +26,8 @@ from writetime.wire.change_messages import namespace_of
 from writetime.wire.publishing import SCHEMAS_TOPIC, SchemaTopic, Sender, schema_key
 from writetime.wire.topic_names import changes_topic, dead_changes_topic, row_events_topic
 from writetime.wire.watermarks import WatermarkTopic, send_report
+
+_METADATA = ".metadata.json"
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,12 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
 
         traces.append(Trace(f"{pluralize(len(found), 'schema')} in {SCHEMAS_TOPIC}", delete_schemas))
     # Before the folder, so that the catalog names no files that do not exist.
-    traces += _catalog_traces(settings, table)
+    catalog = _CatalogTables(settings, table)
+    traces += catalog.traces()
     lake = lake_storage(settings).filesystem()
     if lake.get_file_info(table).type == FileType.Directory:
-        traces.append(Trace(f"folder {storage.address} of the lake", lambda: lake.delete_dir(table)))
+        text = f"folder {storage.address} of the lake"
+        traces.append(Trace(text, lambda: _delete_folder(lake, table, keeps_metadata=catalog.may_be_left)))
     watermarks = WatermarkTopic(settings)
     watermarks.read()
     if table in watermarks.reports:
@@ -82,27 +86,49 @@ def find_traces(settings: Settings, table: str) -> list[Trace]:
     return traces
 
 
-def _catalog_traces(settings: Settings, table: str) -> list[Trace]:
-    """Return the tables in the Iceberg catalog. If it does not answer, they may be there, so that is a trace, too."""
-    if not settings.lake.iceberg_catalog:
-        return []
+class _CatalogTables:
+    """The tables in the Iceberg catalog."""
 
-    def tables() -> Collection[IcebergTable]:
+    def __init__(self, settings: Settings, table: str) -> None:
+        self._settings, self._table = settings, table
+        self.may_be_left = False
+        """Whether the catalog could not be asked to drop them."""
+
+    def traces(self) -> list[Trace]:
+        """Return those that the catalog has. If it does not answer, they may be there, so that is a trace, too."""
+        if not self._settings.lake.iceberg_catalog:
+            return []
         try:
-            return unopened(settings, table).iceberg.values()
+            names = [name for each in self._tables() if (name := each.registered_name())]
+        except WritetimeError:
+            names = ["all tables of it, as far as there are any,"]
+        return [Trace(f"{', '.join(names)} in the Iceberg catalog", self._drop, may_stay=True)] if names else []
+
+    def _drop(self) -> None:
+        self.may_be_left = True
+        for each in self._tables():
+            each.unregister()
+        self.may_be_left = False
+
+    def _tables(self) -> Collection[IcebergTable]:
+        try:
+            return unopened(self._settings, self._table).iceberg.values()
         except ModuleNotFoundError as e:
             # An agent's machine may lack the extra.
             raise WritetimeError(str(e)) from None
 
-    def delete() -> None:
-        for each in tables():
-            each.unregister()
 
-    try:
-        names = [name for each in tables() if (name := each.registered_name())]
-    except WritetimeError:
-        names = ["all tables of it, as far as there are any,"]
-    return [Trace(f"{', '.join(names)} in the Iceberg catalog", delete, may_stay=True)] if names else []
+def _delete_folder(lake: FileSystem, table: str, *, keeps_metadata: bool) -> None:
+    """Delete the folder of a table in the lake, or all of it but the metadata of Iceberg tables: a REST catalog reads
+    its own, to find whether a table that it is to drop is this one.
+    """
+    if not keeps_metadata:
+        lake.delete_dir(table)
+        return
+    found = [info.path for info in lake.get_file_info(FileSelector(table, recursive=True)) if info.is_file]
+    for path in found:
+        if not path.endswith(_METADATA):
+            lake.delete_file(path)
 
 
 def _agent_traces(capture: Capture, table: str) -> list[Trace]:
