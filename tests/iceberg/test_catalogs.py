@@ -4,7 +4,7 @@ Oracle: pyiceberg reads the tables through the catalog, and delta-rs reads the D
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 
 from tests.support.iceberg_tables import AS_OF, MirroredTable, published
 from tests.support.rest_catalog import running_rest_catalog
@@ -23,7 +24,7 @@ from writetime.delta.storage import Storage
 from writetime.delta.table_changes import TableChange
 from writetime.iceberg import publication
 from writetime.iceberg.catalogs import NAME, CatalogEntry
-from writetime.iceberg.metadata_files import newest
+from writetime.iceberg.metadata_files import is_own, newest
 from writetime.iceberg.publication import IcebergTable
 from writetime.schema.mapping import NATIVES, arrow_type
 from writetime.schema.types import Native, Udt, parse_cql
@@ -201,20 +202,49 @@ def test_a_sweep_leaves_the_table_to_the_catalog(tmp_path: Path, properties: dic
     assert len(found) <= 2 * (3 + 1)
 
 
-def test_a_table_that_begins_again_replaces_the_other(
-    tmp_path: Path, properties: dict[str, str], catalog: Catalog
-) -> None:
-    table = MirroredTable.at(tmp_path)
-    iceberg = entered(table, properties)
-    table.commit()
-    iceberg.publish()
-    iceberg.register()
+def get_other_fields(table: MirroredTable, _: Path) -> None:
     before = table.delta.load()
     fields = pa.schema([("id", pa.int64()), ("text", pa.binary())])
     table.delta.commit(before, TableChange(before.files, fields=fields), {AS_OF: 10**15 + 10**9})
-    iceberg.publish()
-    iceberg.register()
-    assert ids(catalog) == []
+
+
+def get_vectors(table: MirroredTable, _: Path) -> None:
+    table.commit()
+
+
+def lose_commits(table: MirroredTable, copy: Path) -> None:
+    log = Path(table.storage.address, "_delta_log")
+    shutil.copytree(log, copy)
+    table.commit(vectors=False)
+    publish_and_register(table)
+    shutil.rmtree(log)
+    shutil.copytree(copy, log)
+    table.delta = BucketedTable(table.storage)
+
+
+@pytest.mark.parametrize("change", [get_other_fields, get_vectors, lose_commits])
+def test_a_table_without_earlier_snapshots_is_never_missing(
+    tmp_path: Path, properties: dict[str, str], catalog: Catalog, change: Callable[[MirroredTable, Path], None]
+) -> None:
+    """The catalog gets the change as one commit."""
+    table = MirroredTable.at(tmp_path)
+    table.iceberg = entered(table, properties)
+    for _ in range(2):
+        table.commit(vectors=False)
+        publish_and_register(table)
+    change(table, tmp_path / "copy")
+    before = catalog.load_table(ITEMS).metadata.snapshots[-1]
+    with patch.object(RestCatalog, "drop_table", side_effect=AssertionError("it is missing")):
+        table.iceberg = entered(table, properties)
+        publish_and_register(table)
+    assert ids(catalog) == table.wanted()
+    ours, theirs = table.published().metadata, catalog.load_table(ITEMS).metadata
+    assert [each.timestamp_ms > before.timestamp_ms for each in theirs.snapshots] == [True]
+    assert (theirs.snapshots, theirs.format_version) == (ours.snapshots, ours.format_version)
+    if change is not get_other_fields:
+        table.commit()
+        publish_and_register(table)
+        assert ids(catalog) == table.wanted()
 
 
 def test_a_table_whose_files_were_erased(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:
@@ -288,20 +318,22 @@ def test_the_files_that_a_catalog_names_are_not_kept_for_ever(tmp_path: Path) ->
     assert found == {f"v{number}.metadata.json" for number in (4, 5, 6)}
 
 
-def test_a_sql_catalog_follows_metadata_that_was_deleted(tmp_path: Path) -> None:
-    """Its versions have the first numbers again."""
-    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+def test_a_catalog_follows_a_table_that_begins_again(
+    tmp_path: Path, properties: dict[str, str], catalog: Catalog
+) -> None:
+    """After its metadata was deleted, its versions have the first numbers again."""
     table = MirroredTable.at(tmp_path)
-    iceberg = entered(table, properties)
+    table.iceberg = entered(table, properties)
     for _ in range(3):
         table.commit()
-        iceberg.publish()
-        iceberg.register()
-    shutil.rmtree(Path(table.storage.address, "metadata"))
-    iceberg = entered(table, properties)
-    iceberg.publish()
-    iceberg.register()
-    assert ids(load_catalog(NAME, **properties)) == table.wanted()
+        publish_and_register(table)
+    # That of a REST catalog stays.
+    for path in Path(table.storage.address, "metadata").iterdir():
+        if is_own(path.name) or path.name == "version-hint.text":
+            path.unlink()
+    table.iceberg = entered(table, properties)
+    publish_and_register(table)
+    assert ids(catalog) == table.wanted()
 
 
 def test_a_table_leaves_the_catalog(tmp_path: Path, properties: dict[str, str], catalog: Catalog) -> None:

@@ -167,19 +167,27 @@ def test_fields_keep_their_ids(tmp_path: Path) -> None:
     assert rows["late"].null_count == len(rows)
 
 
-def test_fields_of_another_form_begin_another_table(tmp_path: Path) -> None:
+def test_a_field_of_another_form_gets_another_id(tmp_path: Path) -> None:
+    """No snapshot has the column as it was, and no field the id of one that is gone."""
     table = MirroredTable.at(tmp_path)
     table.commit()
     table.iceberg.publish()
-    before = table.delta.load()
+    before, first = table.delta.load(), table.published()
     reshaped = pa.schema([("id", pa.int64()), ("text", pa.binary())])
     table.delta.commit(before, TableChange(before.files, fields=reshaped), {AS_OF: 2 * 10**15})
-    first = table.published().metadata
     table.iceberg.publish()
-    then = table.published().metadata
-    assert first.table_uuid != then.table_uuid
-    assert len(then.snapshots) == 1
-    assert table.ids() == []
+    table.delta.add_fields(pa.schema([("late", pa.string())]))
+    table.again().publish()
+    then = table.published()
+    assert (len(then.metadata.snapshots), table.ids()) == (1, [])
+    last = first.schema().highest_field_id
+    ids = {field.name: field.field_id for field in then.schema().fields}
+    assert ids == {
+        "id": first.schema().find_field("id").field_id,
+        "text": last + 1,
+        "token_bucket": first.schema().find_field("token_bucket").field_id,
+        "late": last + 2,
+    }
 
 
 def test_no_list_of_the_metadata_grows(tmp_path: Path) -> None:

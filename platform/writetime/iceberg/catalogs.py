@@ -232,7 +232,9 @@ class _RestCatalog:
         if known is not None:
             _require_place(name, known.location, metadata["location"])
             if str(known.table_uuid) != metadata["table-uuid"]:
-                # The table began again: the folder has no files of the earlier one.
+                # The table began again, with other numbers, or as a table without vectors. There is no request that
+                # replaces one that all catalogs know: `overwrite` of `register` is new in Iceberg 1.11, and the catalog
+                # of the project refuses it.
                 self._catalog.drop_table(name)
                 known = None
             elif getattr(known, "last_sequence_number", 0) > metadata["last-sequence-number"]:
@@ -310,6 +312,8 @@ def _updates(known: "TableMetadata | None", metadata: Mapping[str, Any]) -> list
         ]
     has = {each.snapshot_id for each in known.snapshots} if known else set()
     kept = {each["snapshot-id"] for each in metadata["snapshots"]}
+    if known is not None and known.format_version < metadata["format-version"]:
+        found.insert(0, update.UpgradeFormatVersionUpdate(format_version=metadata["format-version"]))
     if known is None or known.properties.get(_MAPPING) != metadata["properties"][_MAPPING]:
         found.append(update.SetPropertiesUpdate(updates=metadata["properties"]))
     found += [

@@ -53,6 +53,8 @@ KEPT_SECONDS = 2700
 """How long a snapshot is kept after another one has replaced it. Its files are deleted after an hour or later."""
 EARLIER_VERSIONS = 32
 """The number of earlier versions of the metadata that are kept."""
+# How the names of metadata end, also of that of a catalog.
+_METADATA = ".metadata.json"
 _PROPERTIES = {
     # Delta's vacuum deletes the data files, and no program that expires snapshots of Iceberg.
     "gc.enabled": "false",
@@ -74,6 +76,8 @@ class _State:
     is_whole: bool = True
     """False if the metadata, or a manifest of the newest snapshot, is missing or damaged. Then the table begins again.
     """
+    last_at: int = 0
+    """The time of the last snapshot, if all have gone (milliseconds). Catalogs refuse a next one that is older."""
     _layout: ManifestFormat | None = None
 
     @property
@@ -298,29 +302,49 @@ class IcebergTable:
     def _now(self) -> int:
         return commits.millis(self._delta.storage)
 
-    def _goes_on(self, before: _State, version: TableVersion, form: int, location: str) -> bool:
+    def _is_same_table(self, before: _State, form: int, location: str) -> bool:
         """Return whether the next version of the metadata is of the same table as the one before."""
-        if not before.is_whole or before.metadata["format-version"] != form or before.metadata["location"] != location:
+        metadata = before.metadata
+        return before.is_whole and metadata["format-version"] <= form and metadata["location"] == location
+
+    def _goes_on(self, before: _State, version: TableVersion, form: int) -> bool:
+        """Return whether the earlier snapshots stay, given the version before of the same table."""
+        if before.metadata["format-version"] != form:
             return False
         # The folder may have been restored from an earlier copy.
         return before.mirrored is None or self._delta.has_commit(before.mirrored, version)
 
     def _begun(self, before: _State | None, version: TableVersion) -> _State:
-        """Return a copy of the state with the schema of a version. A table of another form, or of a folder that was
-        moved or lost commits, begins again, because its earlier snapshots cannot be read by the new names.
+        """Return a copy of the state with the schema of a version.
+
+        If a field has another form, Delta has lost commits, or a table gets its first vectors, all earlier snapshots
+        go: they cannot be read by the new names, or without what was lost. The table stays the same, so a catalog takes
+        this as a commit. The metadata of another folder, or with vectors that Delta no longer has, is not continued.
         """
         location, form = metadata_files.location_of(self._delta.storage), 3 if version.has_vectors else 2
-        if before and self._goes_on(before, version, form, location):
-            metadata = dict(before.metadata)
-            state = replace(before, metadata=metadata)
+        if not before or not self._is_same_table(before, form, location):
+            return self._new(before.number if before else 0, form, version)
+        state, last = replace(before, metadata=dict(before.metadata)), before.metadata["last-column-id"]
+        if self._goes_on(before, version, form):
             if before.fields == version.fields:
                 return state
             with suppress(Reshaped):
-                schema = schema_after(version.fields, before.layout.schema)
+                schema = schema_after(version.fields, before.layout.schema, last)
                 if schema.schema_id == before.layout.schema.schema_id:
                     return state
-                _set_schema(metadata, schema)
+                _set_schema(state.metadata, schema)
                 return replace(state, _layout=None)
+        schema = schema_after(version.fields, before.layout.schema, last, reshapes=True)
+        metadata = state.metadata
+        metadata |= {"snapshots": [], "snapshot-log": [], "refs": {}, "current-snapshot-id": None}
+        metadata |= {"format-version": form, **({"next-row-id": metadata.get("next-row-id", 0)} if form > 2 else {})}
+        if schema.schema_id != before.layout.schema.schema_id:
+            _set_schema(metadata, schema)
+        return _State(before.number, metadata, last_at=before.snapshots[-1]["timestamp-ms"] if before.snapshots else 0)
+
+    def _new(self, number: int, form: int, version: TableVersion) -> _State:
+        """Return the state of a new table, after a version of another one with a number."""
+        location = metadata_files.location_of(self._delta.storage)
         metadata: dict[str, Any] = {
             "format-version": form,
             "table-uuid": str(uuid.uuid4()),
@@ -347,7 +371,7 @@ class IcebergTable:
         metadata["partition-specs"] = [orjson.loads(spec.model_dump_json())]
         metadata["last-partition-id"] = spec.last_assigned_field_id
         _set_schema(metadata, schema)
-        return _State(before.number if before else 0, metadata)
+        return _State(number, metadata)
 
     def _snapshot(self, state: _State, change: Difference, version: TableVersion, as_of: int) -> MadeSnapshot:
         """Add a snapshot to the metadata; return its files and manifests."""
@@ -363,7 +387,7 @@ class IcebergTable:
             **({"first-row-id": str(row_id)} if layout.version > 2 else {}),
         }
         written = writer.write(state.manifests, change, listed)
-        at = max(as_of // 1000, parent["timestamp-ms"] + 1 if parent else 0)
+        at = max(as_of // 1000, (parent["timestamp-ms"] if parent else state.last_at) + 1)
         described = {
             "snapshot-id": snapshot.id,
             **({"parent-snapshot-id": parent["snapshot-id"]} if parent else {}),
@@ -465,7 +489,7 @@ def _set_schema(metadata: dict[str, Any], schema: "schemas.Schema") -> None:
     metadata |= {
         "schemas": [*metadata["schemas"], orjson.loads(schema.model_dump_json())],
         "current-schema-id": schema.schema_id,
-        "last-column-id": schema.highest_field_id,
+        "last-column-id": max(schema.highest_field_id, metadata.get("last-column-id", 0)),
         "properties": metadata["properties"] | {"schema.name-mapping.default": name_mapping(schema)},
     }
 

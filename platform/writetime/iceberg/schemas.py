@@ -48,18 +48,21 @@ class Reshaped(Exception):
     """A field is gone, or has another type. Older files may have values in another form under its name."""
 
 
-def schema_after(fields: pa.Schema, before: "schemas.Schema | None") -> "schemas.Schema":
+def schema_after(
+    fields: pa.Schema, before: "schemas.Schema | None", last: int = 0, *, reshapes: bool = False
+) -> "schemas.Schema":
     """Return the Iceberg schema of a Delta table's fields. It has the ids of an earlier schema of the table, and its
-    number if the fields are the same, or else the next one.
+    number if the fields are the same, or else the next one. New fields have ids after the `last` one.
 
     Raises:
-        Reshaped: the earlier schema has a field that the fields lack, or one of another type.
+        Reshaped: the earlier schema has a field that the fields lack, or one of another type; not if it `reshapes`, as
+            for a table without earlier snapshots. Then a column of another type gets new ids.
         WritetimeError: a field has a type that no table of the lake has.
     """
-    numbering = _Numbering(before.highest_field_id if before else 0)
-    found = numbering.fields(fields, before.fields if before else ())
+    numbering = _Numbering(last)
     if before is None:
-        return schemas.Schema(*found, schema_id=0)
+        return schemas.Schema(*numbering.fields(fields, ()), schema_id=0)
+    found = (numbering.columns if reshapes else numbering.fields)(fields, before.fields)
     same = tuple(found) == before.fields
     return before if same else schemas.Schema(*found, schema_id=before.schema_id + 1)
 
@@ -85,6 +88,17 @@ class _Numbering:
 
     def __init__(self, last: int) -> None:
         self._last = last
+
+    def columns(self, wanted: Iterable[pa.Field], known: "Iterable[types.NestedField]") -> "list[types.NestedField]":
+        """Return the fields of a table, those that are not as they were with new ids."""
+        before = {field.name: field for field in known}
+        found = []
+        for each in wanted:
+            try:
+                found += self.fields([each], [before[each.name]] if each.name in before else [])
+            except Reshaped:
+                found += self.fields([each], [])
+        return found
 
     def fields(self, wanted: Iterable[pa.Field], known: "Iterable[types.NestedField]") -> "list[types.NestedField]":
         """Return the fields of a struct."""
