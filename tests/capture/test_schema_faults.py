@@ -20,22 +20,27 @@ class _Node(Node):
 
     def __init__(self, accord: str | None = None) -> None:
         """`accord` is the option of the table, if the node has Accord enabled."""
-        self.has, self._accord = "a", accord
+        self.has, self.accord = "a", accord
+        # The schema version, when the table was altered, and how often it was described.
+        self.version = self.altered = self.described = 0
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         if query == "DESCRIBE TABLE ks.t":
+            self.described += 1
             # Cassandra's `DescribeStatement.table` returns the indexes of a table after it.
-            table = f"CREATE TABLE ks.t (k int PRIMARY KEY) WITH cdc = true\n    AND {self._accord};"
+            table = f"CREATE TABLE ks.t (k int PRIMARY KEY) WITH cdc = true\n    AND {self.accord};"
             texts = {"table": table, "index": "CREATE INDEX i ON ks.t (v);"}
             return [{"type": kind, "create_statement": text} for kind, text in texts.items()]
         table = query.partition(" FROM ")[2].split()[0]
         names = {"keyspace_name": "ks", "table_name": "t"}
         match table.rpartition(".")[2]:
             case "local":
-                return [{"schema_version": None}]
+                return [{"schema_version": UUID(int=self.version)}]
+            case "tables" if "WRITETIME(fast_path)" in query:
+                return [{**names, "at": self.altered}]
             case "tables":
                 row = {**names, "id": _ID, "flags": {"compound"}, "cdc": True, "gc_grace_seconds": 864000}
-                return [row | ({"fast_path": {}} if self._accord else {})]
+                return [row | ({"fast_path": {}} if self.accord else {})]
             case "columns" if "WHERE" not in query:
                 order = {"clustering_order": "none"}
                 return [
@@ -76,3 +81,28 @@ def test_a_table_with_an_index_is_described(tmp_path: Path, accord: str, is_tran
     watch = SchemaWatch(tmp_path, _Node(accord))
     watch.refresh(always=True)
     assert watch.tables.transactional == (frozenset([_ID]) if is_transactional else frozenset())
+
+
+_MODES = {mode: f"transactional_mode = '{mode}' AND transactional_migration_from = 'none'" for mode in ("off", "full")}
+
+
+def test_only_tables_that_were_altered_are_described(tmp_path: Path) -> None:
+    node = _Node(_MODES["off"])
+    watch = SchemaWatch(tmp_path, node)
+
+    def described(*, altered: bool = False) -> int:
+        before = node.described
+        node.version += 1
+        node.altered += altered
+        watch.refresh()
+        watch.refresh(always=True)
+        return node.described - before
+
+    # In the next version again.
+    assert [described() for _ in range(4)] == [1, 1, 0, 0]
+    # The node has written the change, and still describes the table as it was.
+    assert described(altered=True) == 1
+    assert not watch.tables.transactional
+    node.accord = _MODES["full"]
+    assert [described() for _ in range(3)] == [1, 0, 0]
+    assert watch.tables.transactional == {_ID}

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # The time that a node has to accept a listener.
 _ANSWER_SECONDS = 10.0
+_NAMES = "keyspace_name, table_name"
 # The options in the description of a table that Accord does not write to (`TableParams.appendCqlTo`).
 _WITHOUT_ACCORD = ("AND transactional_mode = 'off'", "AND transactional_migration_from = 'none'")
 
@@ -278,6 +279,25 @@ class FixedSchemas:
         return False
 
 
+@dataclass(frozen=True)
+class _Mode:
+    """Whether Accord writes to a table whose options were written at a time (microseconds), as it was described. The
+    schema version was `first_seen` with this time, and `described` with this mode.
+    """
+
+    altered: int
+    is_transactional: bool
+    first_seen: UUID
+    described: UUID
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the description is not older than the time: a node may have written its `system_schema`, and not yet
+        apply it.
+        """
+        return self.described != self.first_seen
+
+
 class SchemaWatch:
     """The tables of a node, as of its schema version, and those that are kept in a folder."""
 
@@ -291,6 +311,7 @@ class SchemaWatch:
         self._tables: dict[UUID, NodeTable] = {}
         # The rows that gave the present schemas. A schema change of one table reads the rows of all tables again.
         self._taken: dict[UUID, TableRows] = {}
+        self._modes: dict[UUID, _Mode] = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
                 self._restore(UUID(path.stem), read_json(path) or {})
@@ -315,21 +336,39 @@ class SchemaWatch:
             self._take(of_table)
         live, views = (frozenset(row["id"] for row in rows[name]) for name in ("tables", "views"))
         not_durable = frozenset(row["keyspace_name"] for row in keyspaces if row["durable_writes"] is False)
-        transactional = frozenset(row["id"] for row in rows["tables"] if row.get("cdc") and self._is_transactional(row))
+        self._modes = self._read_modes(rows["tables"], version)
+        transactional = frozenset(table_id for table_id, mode in self._modes.items() if mode.is_transactional)
         self.tables = NodeTables(dict(self._tables), live, views, not_durable, transactional)
         self._version = version
         return (before.by_id, before.live) != (self.tables.by_id, live)
 
-    def _is_transactional(self, row: Row) -> bool:
-        """Return whether Accord executes writes to a table, or some of them, as while the table migrates to or from it.
+    def _read_modes(self, rows: Sequence[Row], version: UUID) -> dict[UUID, _Mode]:
+        """Return the modes of the captured tables with Accord, of which only those that were altered are described.
 
         `system_schema` does not have the table's mode. Its `fast_path` is null unless the node had Accord enabled when
-        the table was created or altered (`SchemaKeyspace.addTableParamsToRowBuilder`).
+        the table was created or altered, and is written each time (`SchemaKeyspace.addTableParamsToRowBuilder`), and at
+        each start of the node.
         """
-        if row.get("fast_path") is None:
-            return False
-        name = f"{quote_name(row['keyspace_name'])}.{quote_name(row['table_name'])}"
-        described, *_indexes = self._node.rows(f"DESCRIBE TABLE {name}")
+        wanted = {_names(row): row["id"] for row in rows if row.get("cdc") and row.get("fast_path") is not None}
+        if not wanted:
+            return {}
+        # Before the descriptions: they may be newer, but not older for long.
+        times = self._node.rows(f"SELECT {_NAMES}, WRITETIME(fast_path) AS at FROM system_schema.tables")
+        altered = {_names(row): row["at"] for row in times}
+        found = {}
+        for names, table_id in wanted.items():
+            at, known = altered.get(names) or 0, self._modes.get(table_id)
+            if known is None or known.altered != at or not (known.is_settled or known.described == version):
+                first_seen = known.first_seen if known and known.altered == at else version
+                known = _Mode(at, self._is_transactional(names), first_seen, version)
+            found[table_id] = known
+        return found
+
+    def _is_transactional(self, names: tuple[str, str]) -> bool:
+        """Return whether Accord executes writes to a table, or some of them, as while the table migrates to or from
+        it.
+        """
+        described, *_indexes = self._node.rows(f"DESCRIBE TABLE {'.'.join(map(quote_name, names))}")
         return not all(option in described["create_statement"] for option in _WITHOUT_ACCORD)
 
     def _take(self, rows: TableRows) -> None:
@@ -394,6 +433,10 @@ class SchemaWatch:
         seen_at = parse_instant(stored["versions"][0]["seen_at"])
         names, captured = (schema.keyspace, schema.name), stored["captured"]
         self._tables[table_id] = NodeTable(table_id, *names, captured, schema, "", seen_at, stored["captured_at"])
+
+
+def _names(row: Row) -> tuple[str, str]:
+    return row["keyspace_name"], row["table_name"]
 
 
 def _check(schema: TableSchema, *, captured: bool) -> None:
