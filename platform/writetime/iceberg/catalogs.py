@@ -8,6 +8,7 @@ metadata of format version 3, which it would do for each commit.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +17,7 @@ from writetime.core.extras import WhenUsed, require
 from writetime.core.outages import kind_of
 
 if TYPE_CHECKING:
-    import requests.adapters
+    import requests
     import sqlalchemy.exc
     from pyiceberg import exceptions
     from pyiceberg import schema as schemas
@@ -33,7 +34,8 @@ update: Any = WhenUsed("pyiceberg.table.update")
 
 NAME = "writetime"
 """The name of the catalog, by which SQL catalogs find their rows."""
-_SECONDS = 30.0
+REQUEST_SECONDS = 30.0
+"""How long a request to a REST catalog waits for an answer."""
 _NUMBER = re.compile(r"/v(\d+)\.metadata\.json$")
 _MAPPING = "schema.name-mapping.default"
 
@@ -241,7 +243,9 @@ class _RestCatalog:
                 # Another program was first.
                 return
         if known is None:
-            self._catalog.create_namespace_if_not_exists(name[0])
+            # The login may have no right to create one.
+            if not self._catalog.namespace_exists(name[0]):
+                self._catalog.create_namespace_if_not_exists(name[0])
             known = self._commit(name, (update.AssertCreate(),), _updates(None, metadata))
         elif updates := _updates(known, metadata):
             requirements = (
@@ -280,16 +284,17 @@ class _RestCatalog:
 def _with_time_limit() -> "type[rest.RestCatalog]":
     """Return the class of REST catalogs whose requests end: pyiceberg (0.12) sets no time limit."""
 
-    class Limited(requests.adapters.HTTPAdapter):
-        def send(self, *args: Any, **options: Any) -> Any:
-            return super().send(*args, **{**options, "timeout": options.get("timeout") or _SECONDS})
+    def limit(session: Any) -> Any:
+        session.request = partial(session.request, timeout=REQUEST_SECONDS)
+        return session
 
     class LimitedCatalog(rest.RestCatalog):
         def _create_session(self) -> Any:
-            session = super()._create_session()
-            for scheme in ("http://", "https://"):
-                session.mount(scheme, Limited())
-            return session
+            return limit(super()._create_session())
+
+        def _create_legacy_oauth2_auth_manager(self, session: Any) -> Any:
+            # It asks for a token at once.
+            return super()._create_legacy_oauth2_auth_manager(limit(session))
 
     return LimitedCatalog
 
