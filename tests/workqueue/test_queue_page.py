@@ -186,6 +186,27 @@ def test_counts_ages_and_rates_of_a_queue(run: Run) -> None:
     run(work)
 
 
+def test_an_item_of_each_state_is_counted_and_listed(run: Run) -> None:
+    """Also one that sleeps; finished items are in the list of their status only."""
+
+    async def work(site: Site) -> None:
+        ids = await site.enqueue(*(NewItem(n, f"k{n}") for n in range(len(Status))))
+        for item_id, status in zip(ids, Status, strict=True):
+            site.settle(item_id, status)
+        found = await site.get("summary")
+        unfinished = {status: item_id for item_id, status in zip(ids, Status, strict=True) if not status.final}
+        assert {status: found[status.lower()] for status in unfinished} == dict.fromkeys(unfinished, 1)
+        listed = (await site.get("items"))["items"]
+        assert {item["itemId"]: item["status"] for item in listed} == {
+            str(item_id): status.lower() for status, item_id in unfinished.items()
+        }
+        for item_id, status in zip(ids, Status, strict=True):
+            [item] = (await site.get("items", status=status.lower()))["items"]
+            assert item["itemId"] == str(item_id)
+
+    run(work)
+
+
 def test_a_count_of_many_items_is_a_lower_bound_and_says_so(run: Run) -> None:
     async def work(site: Site) -> None:
         for _ in range(30):

@@ -17,7 +17,7 @@ from writetime.workqueue.items import Item, ItemPartition
 
 
 async def nap(item: Item) -> Any:
-    """Sleep if the payload says so, or wait for the event that it names; return the time, or the event."""
+    """A handler that sleeps or waits for an event, as the payload asks for. It returns the time, or the event."""
     match item.payload:
         case float() | int():
             await item.sleep("nap", item.payload)

@@ -6,7 +6,7 @@ const TOKEN = "writetime.token";
 const REFRESH_SECONDS = 10;
 // A look soon after another one, such as that after an action, would have a rate by chance.
 const SHORTEST_SECONDS = 5;
-const COUNTS = ["waiting", "delayed", "processing", "retry"];
+const COUNTS = ["waiting", "delayed", "processing", "retry", "sleeping"];
 const STATUSES = [...COUNTS, "completed", "dead", "cancelled"];
 const main = document.querySelector("main");
 const ask = document.getElementById("ask");
@@ -147,7 +147,7 @@ function redrive(queue, { key, error }) {
 async function summary(queue) {
   const before = looks.get(queue);
   const found = await call("GET", pathOf(queue, "summary"), { since: before?.at });
-  found.ready = found.waiting + found.processing + found.retry;
+  found.ready = found.waiting + found.processing + found.retry + found.sleeping;
   const seconds = (found.at - found.since) / 1000;
   found.dueRate = seconds > 0 ? found.due / seconds : 0;
   // Both looks have seen all items: those that became due in between, and are not there any more, are finished.
@@ -163,8 +163,8 @@ const rate = (value, isWhole = true) =>
   cell(value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 }) + (isWhole ? "" : "+"), "n");
 
 const HEADS = [
-  "Queue", "Waiting", "Delayed", "Processing", "Retry", "Oldest", "Due/s", "Finished/s", "Dead letters", "Workers",
-  "Shards owned", "Paused",
+  "Queue", "Waiting", "Delayed", "Processing", "Retry", "Sleeping", "Oldest", "Due/s", "Finished/s", "Dead letters",
+  "Workers", "Shards owned", "Paused",
 ];
 
 function summaryRow(queue, found) {
@@ -277,7 +277,7 @@ async function items(place) {
     cell(item.key),
     cell(item.cancelling ? `${item.status}, cancelling` : item.status),
     number(item.attempts),
-    cell(item.status === "retry" ? instant(item.nextAttemptAt) : ""),
+    cell(["retry", "sleeping"].includes(item.status) ? instant(item.nextAttemptAt) : ""),
   ));
   const more = found.after === null ? null : link("Next items", { ...place, after: found.after });
   return [

@@ -152,6 +152,7 @@ def _summarised(found: QueueSummary) -> dict[str, Any]:
         "delayed": counts.delayed,
         "processing": counts.processing,
         "retry": counts.retry,
+        "sleeping": counts.sleeping,
         "complete": found.complete,
         "mostCounted": COUNTED_ITEMS,
         "oldestSeconds": counts.oldest_seconds,

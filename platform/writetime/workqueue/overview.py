@@ -1,4 +1,4 @@
-"""Queues as people look at them: bounded reads of counts, items and dead letters, on an event loop.
+"""Bounded reads of the counts, items and dead letters of queues, on an event loop, for their page.
 
 A call reads at most a number of items and letters, however many the queue has. So a count may be a lower bound, and a
 list continues at a place, and both say so. Only the list of the queue's buckets, one small row per shard and hour, is
@@ -38,7 +38,7 @@ LISTED_ITEMS = 50
 # The longest time over which a rate is measured.
 _RATE_SECONDS = 60.0
 
-UNFINISHED = frozenset({"waiting", "delayed", Status.PROCESSING.lower(), Status.RETRY.lower()})
+UNFINISHED = frozenset({"waiting", "delayed"} | {status.lower() for status in Status if not status.final})
 STATUSES = UNFINISHED | {status.lower() for status in Status}
 
 # Items that are read for one part of a list; most of them may have other states than the list.
@@ -86,7 +86,9 @@ class ItemPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class ListedItem:
-    """An item of a list: `due` is the time of its next attempt, if it failed; `cancelling`: it is to be cancelled."""
+    """An item of a list. `due` is the time of its next attempt, if it failed or sleeps. `cancelling`: it is to be
+    cancelled.
+    """
 
     item_id: UUID
     key: str | None
