@@ -4,55 +4,31 @@ import os
 import signal
 import socket
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import orjson
 import pytest
-from cassandra import OperationTimedOut
-from cassandra.cluster import Session
 from confluent_kafka import Message
 from pydantic import SecretStr
 
 from tests.http.serving import (
     EVENT,
     NO_BROKER,
-    NO_DATABASE,
     Running,
     changed,
-    cut_off_from,
     running,
     serving,
     stored,
-    until,
 )
-from writetime.clients.database import connect
 from writetime.clients.kafka import end_offsets, ensure_topics
 from writetime.core.config import Settings
 from writetime.core.errors import WritetimeError
 from writetime.http.ingress import serve
 from writetime.ingest.event import FIRST_SEEN_HEADER, Event
-from writetime.servers.process import free_port
-from writetime.workqueue import Item, Worker, inspect, schedules
-from writetime.workqueue.queue_tables import QueueTables
-
-SILENT = free_port()
-Serve = Callable[..., "Running"]
-
-
-@pytest.fixture(scope="module")
-def broker(kafka: Settings, cassandra: Settings) -> Settings:
-    """Settings with a topic for this module's tests."""
-    # Work items go to the database.
-    del cassandra
-    settings = changed(kafka, topic=f"ingress-{uuid.uuid4().hex[:8]}", port=free_port())
-    ensure_topics(settings, {settings.ingest.topic: {}}, partitions=4)
-    return settings
 
 
 @pytest.fixture(scope="module")
@@ -291,325 +267,6 @@ def test_ready_names_a_missing_topic_and_a_stop(broker: Settings) -> None:
     assert (missing.status_code, stopping.status_code) == (503, 503)
     assert "no-such-topic" in missing.json()["reason"]
     assert "stopping" in stopping.json()["reason"]
-
-
-ITEMS = "/queues/{queue}/items"
-ITEM = f"{ITEMS}/{{itemId}}"
-EVENT_OF_ITEM = f"{ITEM}/events/{{name}}"
-PAUSE = "/queues/{queue}/pause"
-REDRIVE = "/queues/{queue}/redrive"
-SCHEDULES = "/queues/{queue}/schedules"
-SCHEDULE = f"{SCHEDULES}/{{name}}"
-ABOUT_SCHEDULES = [("GET", SCHEDULES), ("PUT", SCHEDULE), ("DELETE", SCHEDULE)]
-ABOUT_QUEUES = [("PUT", PAUSE), ("DELETE", PAUSE), ("POST", REDRIVE), ("DELETE", ITEMS)]
-OF_THE_PAGE = ["/queues/names", *(f"/queues/{{queue}}/{part}" for part in ("summary", "items", "dead-letters"))]
-LOOKS = [("GET", path) for path in (*OF_THE_PAGE, f"{ITEM}/history")]
-ABOUT_ITEMS = [("GET", ITEM), ("DELETE", ITEM), *ABOUT_QUEUES, *LOOKS]
-Call = tuple[str, str, httpx.Response]
-
-
-class Calls:
-    """Calls of ingresses: the method, the path as it is documented, and the answer."""
-
-    def __init__(self) -> None:
-        self.made: list[Call] = []
-
-    def call(self, ingress: Running, method: str, path: str, **options: Any) -> None:
-        address = path.replace("{queue}", "some jobs")
-        self.made.append((method, path, ingress.client.request(method, address, **options)))
-
-    def call_one_that_is_working(self, up: Running) -> None:
-        for body in (EVENT, [EVENT], {}, {**EVENT, "payload": "x" * 1_024}):
-            self.call(up, "POST", "/events", json=body)
-        for path in ("/health", "/ready", "/metrics", "/openapi.json", "/queues"):
-            self.call(up, "GET", path)
-        for body in ({"payload": 1}, [{"payload": 1, "key": "k"}], {}, {"payload": "x" * 300_000}):
-            self.call(up, "POST", ITEMS, json=body)
-        item_id = up.client.post(ITEMS.replace("{queue}", "some jobs"), json={"payload": 1}).json()["itemId"]
-        self.call(up, "POST", ITEMS, json={"payload": 2, "itemId": item_id})
-        self.call_about_an_item(up, item_id)
-        self.call_about_schedules(up)
-        self.call_about_events(up, up.client.post("/queues/some jobs/items", json={"payload": 1}).json()["itemId"])
-
-    def call_about_events(self, up: Running, item_id: str) -> None:
-        for queue, name, size, status in (
-            ("some jobs", "a", 1, 200),
-            ("some jobs", "a\n", 1, 400),
-            ("some jobs", "a", 263_000, 413),
-            ("unknown", "a", 1, 404),
-        ):
-            address = f"/queues/{queue}/items/{item_id}/events/{quote(name)}"
-            self.made.append(("PUT", EVENT_OF_ITEM, up.client.put(address, json="x" * size)))
-            assert self.made[-1][2].status_code == status
-
-    def call_about_schedules(self, up: Running) -> None:
-        large = {"cron": "0 0 1 1 *", "payload": {"a": "x" * 262_120}}
-        for body, status in (({"cron": "0 0 1 1 *", "key": "k"}, 200), ({"cron": "x"}, 400), (large, 413)):
-            self.call(up, "PUT", SCHEDULE, json=body)
-            assert self.made[-1][2].status_code == status
-        self.call(up, "GET", SCHEDULES)
-        self.call(up, "DELETE", SCHEDULE)
-        for method, path in ABOUT_SCHEDULES:
-            address = path.replace("{queue}", "unknown")
-            self.made.append((method, path, up.client.request(method, address, json={"cron": "0 0 1 1 *"})))
-
-    def call_about_an_item(self, up: Running, item_id: str) -> None:
-        for method, path in ABOUT_ITEMS:
-            self.ask(up, method, path, item_id)
-            self.ask(up, method, path, item_id, key="", since="x", start="x")
-            self.ask(up, method, path.replace("{queue}", "unknown"), item_id)
-        for path, wait in ((ITEM.replace("{itemId}", "7"), "0"), *((ITEM, wait) for wait in ("x", "-1", "nan", "61"))):
-            self.ask(up, "GET", path, item_id, wait=wait)
-            assert self.made[-1][2].status_code == 400
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(up.client.get, f"/queues/some jobs/items/{item_id}?wait=3")
-            until(lambda: up.app._controls._asking == 1)
-            for method, path in ABOUT_ITEMS:
-                self.ask(up, method, path, item_id)
-            for method, path in [*ABOUT_SCHEDULES, ("PUT", EVENT_OF_ITEM)]:
-                self.call(up, method, path, json={"cron": "0 0 1 1 *"})
-            assert waiting.result().json()["status"] == "cancelling"
-
-    def ask(self, ingress: Running, method: str, path: str, item_id: str, **query: str) -> None:
-        """Call about a queue or an item."""
-        address = path.replace("{queue}", "some jobs").replace("{itemId}", item_id)
-        documented = path.replace("unknown", "{queue}").replace("/7", "/{itemId}")
-        if (method, documented) == ("DELETE", ITEMS) and "key" not in query:
-            query["all"] = "true"
-        self.made.append((method, documented, ingress.client.request(method, address, params=query)))
-
-    def call_one_that_is_cut_off(self, cut_off: Running) -> None:
-        """From its broker and its database; a second event comes while one waits."""
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(self.call, cut_off, "POST", "/events", json=EVENT)
-            while not cut_off.metrics()["writetime_ingress_events_pending"]:
-                time.sleep(0.01)
-            self.call(cut_off, "POST", "/events", json=EVENT)
-            waiting.result()
-        self.call(cut_off, "GET", "/ready")
-        self.call(cut_off, "POST", ITEMS, json={"payload": 1})
-        refused = self.made[-1][2].json()
-        assert refused["itemIds"] == []
-        assert " id" not in refused["reason"]
-        for method, path in ABOUT_ITEMS:
-            self.ask(cut_off, method, path, str(uuid.uuid4()))
-        for method, path in [*ABOUT_SCHEDULES, ("PUT", EVENT_OF_ITEM)]:
-            self.call(cut_off, method, path, json={"cron": "0 0 1 1 *"})
-
-    def call_one_without_an_answer(self, unanswered: Running) -> None:
-        """Its database does not answer; a second item comes while one waits."""
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(self.call, unanswered, "POST", ITEMS, json={"payload": 1})
-            until(lambda: unanswered.app._items._pending == 1)
-            self.call(unanswered, "POST", ITEMS, json={"payload": 1})
-            waiting.result()
-
-
-def test_the_openapi_document_is_true(broker: Settings) -> None:
-    """All answers that it has, and no others, are those of ingresses that work or lack a server."""
-    limits = {"max_event_bytes": 1_024, "max_pending_events": 1, "ack_timeout_seconds": 3.0}
-    calls = Calls()
-    with (
-        running(changed(broker, **limits)) as up,
-        running(cut_off_from(changed(broker, NO_BROKER, **limits), NO_DATABASE)) as cut_off,
-        running(cut_off_from(changed(broker, **limits), SILENT)) as unanswered,
-        socket.create_server(("127.0.0.1", SILENT)),
-    ):
-        document = up.client.get("/openapi.json").json()
-        calls.call_one_that_is_cut_off(cut_off)
-        calls.call_one_that_is_working(up)
-        calls.call_one_without_an_answer(unanswered)
-    documented = {
-        (method.upper(), path, int(status))
-        for path, operations in document["paths"].items()
-        for method, operation in operations.items()
-        for status in operation["responses"]
-    }
-    assert {(method, path, answer.status_code) for method, path, answer in calls.made} == documented
-    for method, path, answer in calls.made:
-        assert_documented(answer, document["paths"][path][method.lower()]["responses"], document)
-
-
-def assert_documented(answer: httpx.Response, responses: dict[str, Any], document: dict[str, Any]) -> None:
-    response = responses[str(answer.status_code)]
-    content_type = answer.headers["content-type"].partition(";")[0]
-    assert content_type in response["content"]
-    assert set(response.get("headers", {})) <= {name.title() for name in answer.headers}
-    if content_type == "application/json":
-        assert fits(answer.json(), response["content"][content_type]["schema"], document)
-
-
-def fits(body: dict[str, Any], schema: dict[str, Any], document: dict[str, Any]) -> bool:
-    """Return whether an object has the properties that a schema requires and, where it lists them, no others."""
-    if "oneOf" in schema:
-        return sum(fits(body, option, document) for option in schema["oneOf"]) == 1
-    if "$ref" in schema:
-        schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
-    known = schema.get("properties", body)
-    return set(schema.get("required", [])) <= set(body) <= set(known)
-
-
-NO_TIME_LIMITS = b"0", b"-1", b"31622401", b"1e308", b"1" + b"0" * 400, b'"1"', b"true", b"[]"
-REFUSED_ITEMS = [
-    b"{",
-    b"[]",
-    b"1",
-    b'{"payload":1,"colour":2}',
-    b'{"payload":1,"key":""}',
-    b'{"payload":1,"key":2}',
-    b'{"payload":1,"delaySeconds":"1"}',
-    b'{"payload":1,"delaySeconds":-1}',
-    b'{"payload":1,"delaySeconds":2.6e11}',
-    b'{"payload":1,"delaySeconds":9e18}',
-    b'{"payload":1,"delaySeconds":9223372036854775808}',
-    b'{"payload":1,"delaySeconds":1e308}',
-    *(b'{"payload":1,"timeLimitSeconds":%b}' % limit for limit in NO_TIME_LIMITS),
-    b'[{"payload":1},{"payload":' + b"[" * 990 + b"]" * 990 + b"}]",
-    b'{"payload":' + b'{"a":' * 251 + b"1" + b"}" * 252,
-    b'{"payload":1,"itemId":"7"}',
-    b'{"payload":1,"uniqueName":7}',
-    b'{"payload":1,"uniqueName":""}',
-    b'{"payload":1,"uniqueName":"a","uniqueSeconds":0}',
-    b'{"payload":1,"uniqueSeconds":"1"}',
-    b'{"payload":NaN}',
-    b'{"payload":{"a":1,"a":2}}',
-    b'{"payload":1,"payload":2}',
-    b'{"payload":1,"itemId":"017F22E2-79B0-7CC3-98C4-DC0C0C07398F"}',
-]
-
-
-def time_limits(settings: Settings, queue: str) -> dict[str, float | None]:
-    query = f"SELECT item_id, time_limit_seconds FROM {settings.cassandra.keyspace}.queue_items"
-    with connect(settings) as session:
-        rows = session.execute(f"{query} WHERE queue = %s ALLOW FILTERING", [queue])
-        return {str(row.item_id): row.time_limit_seconds for row in rows}
-
-
-def test_items_are_enqueued_over_http(broker: Settings) -> None:
-    queue = f"http-{uuid.uuid4().hex}"
-    with running(broker) as ingress:
-        path = f"/queues/{queue}/items"
-        one = ingress.client.post(path, json={"payload": {"n": 1}, "key": "k"})
-        several = ingress.client.post(
-            path, json=[{"payload": n, "delaySeconds": 60, "timeLimitSeconds": n + 0.5} for n in range(40)]
-        )
-        item_id = one.json()["itemId"]
-        again = ingress.client.post(path, json={"payload": {"n": 1}, "key": "k", "itemId": item_id})
-        refused = [ingress.client.post(path, content=body) for body in REFUSED_ITEMS]
-        metrics = ingress.metrics()
-    assert (one.status_code, several.status_code, again.status_code) == (202, 202, 202)
-    assert again.json()["itemId"] == item_id
-    assert {answer.status_code for answer in refused} == {400}
-    state = inspect(broker, queue)
-    assert (state.received, state.delayed) == (41, 40)
-    assert time_limits(broker, queue) == {item_id: None} | {i: n + 0.5 for n, i in enumerate(several.json()["itemIds"])}
-    assert metrics["writetime_ingress_items_enqueued_total"] == 42
-    assert metrics["writetime_ingress_queue_requests_total/400"] == len(refused)
-
-
-def test_an_item_is_awaited_and_cancelled_and_a_queue_paused_over_http(broker: Settings) -> None:
-    queue = f"http-{uuid.uuid4().hex}"
-    with running(broker) as ingress:
-        client, path = ingress.client, f"/queues/{queue}/items"
-        good, bad = client.post(path, json=[{"payload": n, "key": "k"} for n in (1, 2)]).json()["itemIds"]
-        assert client.put(f"/queues/{queue}/pause").json() == {"paused": True, "changed": True}
-        assert inspect(broker, queue).paused
-        assert client.delete(f"{path}/{bad}").json() == {"itemId": bad, "status": "cancelling", "attempts": 0}
-        assert client.delete(f"/queues/{queue}/pause").json() == {"paused": False, "changed": True}
-        with ThreadPoolExecutor() as pool:
-            waiting = pool.submit(client.get, f"{path}/{good}?wait=60&key=k")
-            assert Worker(broker, {queue: lambda item: [item.payload]}).run(until_idle=True) == {"completed": 1}
-            assert waiting.result().json() == {"itemId": good, "status": "completed", "attempts": 1, "result": [1]}
-        assert client.delete(f"{path}/{good}").json()["status"] == "completed"
-        assert client.get(f"{path}/{bad}").json()["status"] == "cancelled"
-        client.post(path, json=[{"payload": n, "key": "k"} for n in (1, 2)])
-        named = [{"payload": n, "key": "l", "uniqueName": "report"} for n in (1, 2)]
-        ids = [client.post(path, json=item).json()["itemId"] for item in named]
-        assert ids == [ids[0]] * 2
-        assert client.post(path, json=named).json()["itemIds"] == ids
-        assert client.delete(path).status_code == 400
-        assert client.delete(f"{path}?olderThanSeconds=3600").json() == {"cancelling": 0}
-        assert client.delete(f"{path}?key=k").json() == {"cancelling": 2}
-        assert client.post(f"/queues/{queue}/redrive?error=x").json() == {"redriven": 0}
-
-
-def test_an_event_is_sent_over_http(broker: Settings) -> None:
-    queue = f"http-{uuid.uuid4().hex}"
-
-    async def handle(item: Item) -> Any:
-        await item.sleep("nap", 1)
-        return [await item.wait_event("paid", 600), await item.wait_event("other", 1)]
-
-    with running(broker) as ingress, ThreadPoolExecutor() as pool:
-        client, path = ingress.client, f"/queues/{queue}/items"
-        item_id = client.post(path, json={"payload": 1}).json()["itemId"]
-        assert client.put(f"{path}/{item_id}/events/other", content="null").json() == {"sent": True}
-        working = pool.submit(Worker(broker, {queue: handle}).run, until_idle=True)
-        until(lambda: client.get(f"{path}/{item_id}").json()["status"] == "sleeping")
-        assert client.put(f"{path}/{item_id}/events/paid", json={"by": "ada"}).json() == {"sent": True}
-        assert working.result() == {"completed": 1}
-        found = client.get(f"{path}/{item_id}?wait=60").json()
-        assert found == {"itemId": item_id, "status": "completed", "attempts": 1, "result": [{"by": "ada"}, None]}
-        assert client.put(f"{path}/{item_id}/events/late", json=1).json() == {"sent": False}
-        assert client.put(f"{path}/7/events/late", json=1).status_code == 400
-
-
-REFUSED_SCHEDULES = [
-    {},
-    [],
-    {"cron": 1},
-    {"cron": "0 0 30 2 *"},
-    {"cron": "* * * * *", "colour": 1},
-    {"cron": "* * * * *", "zone": "Europe/Atlantis"},
-    {"cron": "* * * * *", "zone": 1},
-    {"cron": "* * * * *", "key": ""},
-    {"cron": "* * * * *", "key": 1},
-    {"cron": "* * * * *", "payload": [1]},
-    {"cron": "* * * * *", "payload": {"slot": 1}},
-    {"cron": "* * * * *", "timeLimitSeconds": True},
-    {"cron": "* * * * *", "timeLimitSeconds": 0},
-]
-
-
-def test_a_schedule_is_stored_over_http(broker: Settings) -> None:
-    queue = f"http-{uuid.uuid4().hex}"
-    with running(broker) as ingress:
-        client, path = ingress.client, f"/queues/{queue}/schedules"
-        client.post(f"/queues/{queue}/items", json={"payload": 1})
-        yearly = {"cron": "30 2 1 1 *", "zone": "Asia/Kolkata", "payload": {"a": [1]}, "timeLimitSeconds": 2.5}
-        answers = [client.put(f"{path}/{name}", json=yearly).json() for name in ("a b", "a b", "c")]
-        assert answers == [{"scheduled": True, "changed": changed} for changed in (True, False, True)]
-        assert {client.put(f"{path}/a b", json=body).status_code for body in REFUSED_SCHEDULES} == {400}
-        assert client.delete(f"{path}/c").json() == {"scheduled": False, "changed": True}
-        assert client.delete(f"{path}/c").json() == {"scheduled": False, "changed": False}
-        [found] = client.get(path).json()["schedules"]
-    assert found.pop("nextSlot").endswith("-01-01T02:30:00+05:30")
-    assert found == {"name": "a b", **yearly}
-    assert schedules(broker, queue)[0].schedule.time_limit_seconds == 2.5
-
-
-@pytest.mark.parametrize(("error", "status"), [(OperationTimedOut(), 503), (RuntimeError("a bug"), 500)])
-def test_a_database_that_fails_at_the_first_item_is_queried_again(
-    broker: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
-) -> None:
-    """Such as one that does not answer in time while the statements are prepared. No session of a failure stays."""
-    left, sessions = [error, error], list[Session]()
-    prepared = QueueTables.__init__
-
-    def fail(tables: QueueTables, session: Session, settings: Settings) -> None:
-        sessions.append(session)
-        if left:
-            raise left.pop()
-        prepared(tables, session, settings)
-
-    monkeypatch.setattr(QueueTables, "__init__", fail)
-    with running(broker) as ingress:
-        path = f"/queues/http-{uuid.uuid4().hex}/items"
-        answers = [ingress.client.post(path, json={"payload": 1}) for _ in range(4)]
-        assert [answer.status_code for answer in answers] == [status, status, 202, 202]
-        assert [session.is_shutdown for session in sessions] == [True, True, False]
-    assert answers[0].json()["itemIds"] == []
-    assert all(session.is_shutdown for session in sessions)
 
 
 def test_a_port_in_use_is_an_error_with_the_fix(broker: Settings) -> None:
