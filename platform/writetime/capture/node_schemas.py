@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 # The time that a node has to accept a listener.
 _ANSWER_SECONDS = 10.0
-_NAMES = "keyspace_name, table_name"
+_ALTERED = "SELECT keyspace_name, table_name, WRITETIME(fast_path) AS at FROM system_schema.tables"
 # The options in the description of a table that Accord does not write to (`TableParams.appendCqlTo`).
 _WITHOUT_ACCORD = ("AND transactional_mode = 'off'", "AND transactional_migration_from = 'none'")
 
@@ -353,7 +353,7 @@ class SchemaWatch:
         if not wanted:
             return {}
         # Before the descriptions: they may be newer, but not older for long.
-        times = self._node.rows(f"SELECT {_NAMES}, WRITETIME(fast_path) AS at FROM system_schema.tables")
+        times = self._node.rows(_ALTERED)
         altered = {_names(row): row["at"] for row in times}
         found = {}
         for names, table_id in wanted.items():
