@@ -222,6 +222,24 @@ def test_a_queue_and_a_key_are_paused_and_resumed_by_clicks(site: Site, user: Us
     assert (state["paused"], state["paused_keys"]) == (False, [])
 
 
+def test_an_action_keeps_what_is_typed(site: Site, user: User) -> None:
+    """A form that lost its key would cancel all items. A key that is missing is not all keys."""
+    queue = new_queue(site)
+    site.enqueue(queue, {"payload": 1, "key": "one"}, {"payload": 2, "key": "two"})
+    user.open(queue=queue)
+    typed = user.page.locator("form", has_text="Cancel items").locator("[name=key]")
+    typed.fill("one")
+    user.click("Pause queue")
+    user.sees("Paused since")
+    assert typed.input_value() == "one"
+    user.click("Pause key")
+    user.click("Cancel items")
+    user.sees("Items to be cancelled: 1.")
+    assert user.questions == ["Cancel all unfinished items of the key one?"]
+    assert site.command("inspect", queue)["paused_keys"] == []
+    assert len(user.page.get_by_text("waiting, cancelling").all()) == 1
+
+
 def test_items_are_seen_and_cancelled_by_clicks(site: Site, user: User) -> None:
     queue = new_queue(site)
     one, two, *others = site.enqueue(queue, *({"payload": {"n": n}, "key": f"key {n // 2}"} for n in range(6)))

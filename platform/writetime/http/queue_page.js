@@ -17,6 +17,8 @@ const looks = new Map();
 // Counts the views that were shown: an answer for an earlier one is dropped.
 let turn = 0;
 let timer = 0;
+// Reads the present view again, without its forms.
+let renew = null;
 
 class Unauthorized extends Error {}
 
@@ -74,9 +76,9 @@ function table(heads, rows) {
   return element("div", { className: "scroll" }, element("table", {}, element("thead", {}, head), body));
 }
 
-function form(text, fields, act) {
+function form(text, fields, act, required = false) {
   const inputs = Object.entries(fields).map(([name, label]) =>
-    element("label", {}, `${label} `, element("input", { name, size: 16 })),
+    element("label", {}, `${label} `, element("input", { name, required, size: 16 })),
   );
   const made = element("form", {}, ...inputs, element("button", {}, text));
   made.addEventListener("submit", (event) => {
@@ -110,7 +112,7 @@ function shown(text) {
 async function act(work, describe) {
   try {
     say(describe(await work()));
-    await show(true);
+    await renew?.(true);
   } catch (error) {
     fail(error);
   }
@@ -220,9 +222,12 @@ async function queueView(place, isCurrent) {
   const numbers = element("div");
   const keys = element("div");
   const list = element("div");
-  const refresh = async () => {
+  // Forms stay as they are: one that lost its key would act on all items.
+  const refresh = async (withList = false) => {
     const found = await summary(queue);
+    const listed = withList ? await (place.status === "letters" ? letters(place) : items(place)) : null;
     if (!isCurrent()) return;
+    if (listed) list.replaceChildren(...listed);
     const isPaused = found.pausedAt !== null;
     const pausedKeys = found.pausedKeys.map((key) =>
       element("span", {}, `${key} `, button("Resume key", () => pause(queue, key, "DELETE"))));
@@ -238,20 +243,19 @@ async function queueView(place, isCurrent) {
       found.pausedKeysCount > pausedKeys.length ? `The first of ${found.pausedKeysCount} paused keys.` : "",
     );
   };
-  await refresh();
+  await refresh(true);
   if (!isCurrent()) return null;
   main.replaceChildren(
     element("h2", {}, queue),
     numbers,
     keys,
-    form("Pause key", { key: "Key" }, ({ key }) => key && pause(queue, key, "PUT")),
+    form("Pause key", { key: "Key" }, ({ key }) => pause(queue, key, "PUT"), true),
     form("Cancel items", { key: "Key", olderThanSeconds: "Older than seconds" }, (given) => cancelAll(queue, given)),
     form("Redrive dead letters", { key: "Key", error: "Error contains" }, (given) => redrive(queue, given)),
     element("h3", {}, "Items"),
     itemsFilter(place),
     list,
   );
-  list.replaceChildren(...(place.status === "letters" ? await letters(place) : await items(place)));
   return refresh;
 }
 
@@ -353,15 +357,16 @@ async function itemView({ queue, item }, isCurrent) {
 
 // -- the loop
 
-async function show(keepsSaid = false) {
+async function show() {
   const mine = ++turn;
   const isCurrent = () => mine === turn;
   clearTimeout(timer);
-  if (!keepsSaid) say("");
+  say("");
   const place = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   const view = place.item ? itemView : place.queue ? queueView : listView;
   try {
     const refresh = await view(place, isCurrent);
+    if (isCurrent()) renew = refresh;
     ask.hidden = true;
     forget.hidden = !sessionStorage.getItem(TOKEN);
     if (refresh && view === listView) await refresh();
